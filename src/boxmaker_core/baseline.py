@@ -1,0 +1,66 @@
+"""The baseline: the fixed beginning of every request of a session, and its bytes on disk.
+
+Assembled once, when a session starts; later it is only ever read back. Nothing volatile is in it: no
+time, no counter (docs/log-format.md, "The baseline"). Reading the files is not done here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from .errors import BaselineError
+from .messages import ToolSchema
+
+
+@frozen(kw_only=True)
+class Baseline:
+    """System text and tools, as sent."""
+
+    system: str
+    tools: tuple[ToolSchema, ...]
+
+    def to_bytes(self) -> bytes:
+        """The baseline file, whole: one compact line of UTF-8 and a line feed."""
+        tools = [
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+            for tool in self.tools
+        ]
+        return dump({"system": self.system, "tools": tools}).encode() + b"\n"
+
+    @property
+    def sha256(self) -> str:
+        """Of `to_bytes`; what ``session_start`` carries."""
+        return sha256(self.to_bytes())
+
+
+def assemble(system: str, tools: Sequence[ToolSchema], memory: str = "") -> Baseline:
+    """The baseline from its parts; a blank line sets `memory` off, and an empty one adds nothing.
+
+    Raises BaselineError for text that cannot be sent: nothing of it, a NUL, half a surrogate pair.
+    """
+    for name, text in (("the system text", system), ("the memory file", memory)):
+        if "\0" in text:
+            raise BaselineError(f"{name} has a NUL character at position {text.index(chr(0))}: take it out")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BaselineError(
+                f"{name} is not valid text at position {error.start}: save it as UTF-8"
+            ) from None
+    if not system.strip():
+        raise BaselineError("the system text is empty: write one, the model needs it")
+    body, kept = system.rstrip("\n"), memory.rstrip("\n")
+    return Baseline(system=f"{body}\n\n{kept}" if kept else body, tools=tuple(tools))
+
+
+def dump(value: object) -> str:
+    """JSON as it stands in every file of a session: compact, no ASCII escapes, NaN refused."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
