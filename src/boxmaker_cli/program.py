@@ -1,0 +1,85 @@
+"""The outermost layer of both programs: whatever happens inside ends in a line and an exit status.
+
+0 is done, 1 an error of the work, 2 of the usage, 130 an interrupt. No traceback reaches a user; with
+``BOXMAKER_DEBUG`` set, one follows the line about a bug.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+INTERRUPTED = 130
+
+
+def run(command: click.Command) -> NoReturn:
+    """Run `command` with the arguments of the process and leave the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # An encoding that lacks a character must not cost the turn.
+            stream.reconfigure(errors="backslashreplace")
+    status = _status(command)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            status = status or 1
+            _mute(stream)
+    sys.exit(status)
+
+
+def _status(command: click.Command) -> int:
+    try:
+        result = command.main(standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        say("interrupted")
+        return INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            return 1  # whoever read our output has enough of it
+        return _bug(error)
+    except Exception as error:
+        return _bug(error)
+
+
+def say(text: str) -> None:
+    """A line for the user on standard error; quiet if nobody can read it."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        _mute(sys.stderr)
+
+
+def _bug(error: Exception) -> int:
+    from boxmaker_core.messages import short
+
+    text = str(error)
+    shown = text if text.isprintable() else short(text, 300)
+    say(f"error: this is a bug in boxmaker, please report it: {type(error).__name__}: {shown}")
+    if os.environ.get("BOXMAKER_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    return 1
+
+
+def _mute(stream: io.TextIOBase | object) -> None:
+    """Let what is still buffered for a closed pipe go nowhere, so that the interpreter's end is quiet."""
+    try:
+        if isinstance(stream, io.TextIOWrapper):
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+    except (OSError, ValueError):
+        pass
