@@ -1,0 +1,100 @@
+"""Opening a session's folder and files without falling for links, pipes, strangers or a file just replaced.
+
+Each function gives a descriptor that the caller closes, or raises an error of the store.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from boxmaker_core.errors import LogCorrupt, NoSuchSession, SessionBusy
+from boxmaker_core.messages import SessionId
+
+from .files import Files
+from .log import write_failed
+from .reading import RESTORE
+
+CHUNK = 64 * 1024 * 1024
+OWNER = "the user who runs boxmaker must own it"
+
+
+def open_session(files: Files, sessions: Path, session: SessionId) -> int:
+    """The folder of a session. Raises NoSuchSession, LogCorrupt."""
+    path = sessions / session
+    try:
+        above = files.open_folder(sessions)
+        try:
+            folder = files.open_folder(session, above)
+        finally:
+            files.close(above)
+    except FileNotFoundError:
+        raise NoSuchSession(session) from None
+    except OSError as error:
+        raise LogCorrupt(
+            str(path), 1, f"it is no folder that can be opened ({error.strerror})", RESTORE
+        ) from error
+    if files.status_of(folder).st_uid != os.geteuid():
+        files.close(folder)
+        raise LogCorrupt(str(path), 1, "it belongs to another user", OWNER)
+    return folder
+
+
+def open_regular(files: Files, folder: int, path: Path, *, write: bool) -> int:
+    """The file `path` in `folder`. Raises LogCorrupt, and LogWriteFailed if it may not be written."""
+    try:
+        fd = files.open_file(path.name, folder, write=write)
+    except FileNotFoundError:
+        raise LogCorrupt(str(path), 1, "the file is missing", RESTORE) from None
+    except OSError as error:
+        if write and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise write_failed(path, error) from error
+        why = (
+            "it is a symbolic link"
+            if error.errno == errno.ELOOP
+            else f"it cannot be opened ({error.strerror})"
+        )
+        raise LogCorrupt(str(path), 1, why, RESTORE) from error
+    status = files.status_of(fd)
+    if not stat.S_ISREG(status.st_mode):
+        files.close(fd)
+        raise LogCorrupt(str(path), 1, "it is no regular file", RESTORE)
+    if status.st_uid != os.geteuid():
+        files.close(fd)
+        raise LogCorrupt(str(path), 1, "it belongs to another user", OWNER)
+    return fd
+
+
+def open_locked(files: Files, folder: int, path: Path, session: SessionId) -> int:
+    """The log, locked for this process alone. Raises SessionBusy as well, and LogWriteFailed for a file
+    system that cannot lock: that is never read as "not locked"."""
+    while True:
+        fd = open_regular(files, folder, path, write=True)
+        try:
+            files.lock(fd)
+            held, there = files.status_of(fd), files.status(path.name, folder)
+        except BlockingIOError:
+            files.close(fd)
+            raise SessionBusy(session) from None
+        except OSError as error:
+            files.close(fd)
+            raise write_failed(path, error, "it cannot be locked") from error
+        if (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino):
+            return fd
+        files.close(fd)  # replaced between opening and locking: this lock is on a file that is gone
+
+
+def read_all(files: Files, fd: int, path: Path) -> bytes:
+    """Raises LogCorrupt if the disk does not give the bytes."""
+    parts = []
+    at = 0
+    try:
+        size = files.status_of(fd).st_size
+        while at < size and (part := files.read(fd, min(CHUNK, size - at), at)):
+            parts.append(part)
+            at += len(part)
+    except OSError as error:
+        raise LogCorrupt(str(path), 1, f"it cannot be read ({error.strerror})", RESTORE) from error
+    return b"".join(parts)

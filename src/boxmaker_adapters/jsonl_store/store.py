@@ -1,0 +1,227 @@
+"""The store: sessions made whole, opened under a lock, listed, and read without one.
+
+Everything asked of the operating system goes through a `Files`. The promises are docs/log-format.md,
+"Durability" and "What is refused".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from attrs import evolve
+
+from boxmaker_adapters.codec import decode_baseline, decode_record
+from boxmaker_core.baseline import Baseline, sha256
+from boxmaker_core.errors import (
+    BadInput,
+    BaselineError,
+    IllegalRecord,
+    LogCorrupt,
+    SessionExists,
+    StoreError,
+)
+from boxmaker_core.messages import SessionId, session_id
+from boxmaker_core.ports import SessionStore
+from boxmaker_core.records import LogRecord, SessionStart
+
+from .files import Files
+from .log import DueCuts, JsonlLog, Mark, encode, release, write_failed
+from .opening import open_locked, open_regular, open_session, read_all
+from .reading import LINE_BYTES, RESTORE, Reading, read_baseline, read_records
+
+LOG = "0.jsonl"
+BASELINE = "0.baseline.json"
+
+
+class JsonlStore(SessionStore):
+    """Sessions under ``home/sessions``; may be shared by threads, and the folder by processes.
+
+    `home` may be a symbolic link, nothing in it may. With `sync` false a crash of the machine, though
+    not of the process, may lose the newest records.
+    """
+
+    def __init__(self, home: Path, *, sync: bool = True, files: Files | None = None) -> None:
+        self.folder = home / "sessions"
+        self._sync = sync
+        self._files = files or Files()
+        self._cuts = DueCuts(self._files)
+
+    def path(self, session: SessionId) -> Path:
+        """Where the session's log is, or would be."""
+        return self.folder / session_id(session) / LOG
+
+    def create(self, session: SessionId, baseline: Baseline, start: SessionStart) -> JsonlLog:
+        """Also raises BaselineError for a baseline that is not JSON, IllegalRecord for a `start` that is
+        not one of this session and baseline."""
+        path = self.path(session)
+        try:
+            baseline_bytes = baseline.to_bytes()
+            own = decode_baseline(baseline_bytes)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BaselineError(f"the baseline cannot be written as JSON: {error}") from None
+        if (start.session, start.epoch, start.baseline) != (session, 0, sha256(baseline_bytes)):
+            raise IllegalRecord(0, f"it does not start session {session} with this baseline")
+        contents = {LOG: encode([start], path), BASELINE: baseline_bytes}
+        with ExitStack() as stack:
+            try:
+                sessions = self._sessions_folder()
+                stack.callback(self._files.close, sessions)
+                if self._is_there(session, sessions):
+                    raise SessionExists(session)
+                fd, mark = self._build(session, contents, sessions)
+            except OSError as error:
+                raise write_failed(path, error) from error
+        return self._log(session, fd, mark, own, (decode_record(contents[LOG][:-1]),))
+
+    def _sessions_folder(self) -> int:
+        """``sessions``, open; it and all folders above it are made if need be."""
+        missing = []
+        folder = self.folder
+        while not os.path.lexists(folder):
+            missing.append(folder)
+            folder = folder.parent
+        for name in reversed(missing):
+            with suppress(FileExistsError):  # somebody else was quicker
+                self._files.make_folder(name)
+        return self._files.open_folder(self.folder)
+
+    def _is_there(self, session: SessionId, sessions: int) -> bool:
+        try:
+            self._files.status(session, sessions)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _build(self, session: SessionId, contents: dict[str, bytes], sessions: int) -> tuple[int, Mark]:
+        """Make the session under a name that no session has, then rename it; gives the locked log.
+
+        A failure leaves nothing. A kill may leave a folder under such a name, which nothing reads.
+        """
+        files = self._files
+        name = f".new-{session}-{secrets.token_hex(8)}"
+        with ExitStack() as always, ExitStack() as on_failure:
+            files.make_folder(name, sessions)
+            on_failure.callback(self._discard, name, sessions)
+            folder = files.open_folder(name, sessions)
+            always.callback(files.close, folder)
+            opened = {}
+            for file, data in contents.items():
+                opened[file] = files.make_file(file, folder)
+                (on_failure if file == LOG else always).callback(files.close, opened[file])
+                if file == LOG:
+                    files.lock(opened[file])
+                self._fill(opened[file], data)
+            if self._sync:
+                files.sync_folder(folder)
+            mark = Mark.of(files.status_of(opened[LOG]))
+            try:
+                files.rename(name, session, sessions)
+            except OSError as error:
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise SessionExists(session) from None
+                raise
+            # Until the new name is durable as well, a failure takes the session away again.
+            on_failure.callback(self._discard, session, sessions)
+            if self._sync:
+                files.sync_folder(sessions)
+            on_failure.pop_all()
+        return opened[LOG], mark
+
+    def _fill(self, fd: int, data: bytes) -> None:
+        written = self._files.write(fd, data)
+        if written != len(data):
+            raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes went in, the disk may be full")
+        if self._sync:
+            self._files.sync(fd)
+
+    def _discard(self, name: str, sessions: int) -> None:
+        with suppress(OSError):
+            folder = self._files.open_folder(name, sessions)
+            for file in (LOG, BASELINE):
+                with suppress(OSError):
+                    self._files.remove_file(file, folder)
+            self._files.close(folder)
+        with suppress(OSError):
+            self._files.remove_folder(name, sessions)
+
+    def open(self, session: SessionId) -> JsonlLog:
+        """Also raises LogWriteFailed if the log cannot be opened for writing, or not be locked."""
+        path = self.path(session)
+        with ExitStack() as always, ExitStack() as on_failure:
+            folder = open_session(self._files, self.folder, session)
+            always.callback(self._files.close, folder)
+            fd = open_locked(self._files, folder, path, session)
+            on_failure.callback(release, self._files, fd)
+            self._cuts.settle(session, fd, path)
+            reading = read_records(read_all(self._files, fd, path), str(path), session)
+            if reading.fault is not None:
+                raise reading.fault
+            baseline = self._baseline(folder, path.with_name(BASELINE), reading)
+            mark = evolve(Mark.of(self._files.status_of(fd)), size=reading.size)
+            on_failure.pop_all()
+        return self._log(session, fd, mark, baseline, reading.records)
+
+    def _baseline(self, folder: int, path: Path, reading: Reading) -> Baseline:
+        fd = open_regular(self._files, folder, path, write=False)
+        try:
+            size = self._files.status_of(fd).st_size
+            if size > LINE_BYTES:
+                raise LogCorrupt(str(path), 1, f"it has {size} bytes, more than {LINE_BYTES}", RESTORE)
+            data = read_all(self._files, fd, path)
+        finally:
+            self._files.close(fd)
+        start = reading.records[0]
+        assert isinstance(start, SessionStart)
+        return read_baseline(data, str(path), start.baseline)
+
+    def _log(
+        self, session: SessionId, fd: int, mark: Mark, baseline: Baseline, records: Sequence[LogRecord]
+    ) -> JsonlLog:
+        return JsonlLog(
+            session=session,
+            path=self.path(session),
+            fd=fd,
+            mark=mark,
+            baseline=baseline,
+            records=records,
+            files=self._files,
+            sync=self._sync,
+            cuts=self._cuts,
+        )
+
+    def read(self, session: SessionId) -> Reading:
+        """The records up to the first fault, without a lock; the baseline is not looked at. While a turn
+        runs, its newest append may look torn. Raises NoSuchSession, and LogCorrupt if there is no file to
+        read."""
+        path = self.path(session)
+        with ExitStack() as stack:
+            folder = open_session(self._files, self.folder, session)
+            stack.callback(self._files.close, folder)
+            fd = open_regular(self._files, folder, path, write=False)
+            stack.callback(self._files.close, fd)
+            return read_records(read_all(self._files, fd, path), str(path), session)
+
+    def sessions(self) -> list[SessionId]:
+        """Raises StoreError if the folder cannot be read; where there is none, there are no sessions."""
+        try:
+            folder = self._files.open_folder(self.folder)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"the sessions in {self.folder} cannot be read: {error.strerror}") from error
+        try:
+            return sorted(SessionId(name) for name in self._files.names(folder) if self._is_one(name, folder))
+        finally:
+            self._files.close(folder)
+
+    def _is_one(self, name: str, sessions: int) -> bool:
+        try:
+            return stat.S_ISDIR(self._files.status(session_id(name), sessions).st_mode)
+        except (BadInput, OSError):
+            return False
