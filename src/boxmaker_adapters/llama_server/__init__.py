@@ -1,0 +1,1 @@
+"""The driver for llama.cpp's ``llama-server``: `client.LlamaServer`. Importing this loads nothing."""
