@@ -199,8 +199,10 @@ def _check_depth_and_text(value: dict[str, Any]) -> None:
 def _check_text(text: str) -> None:
     if "\0" in text:
         raise BadArguments("they have a NUL character")
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise BadArguments("they have half a surrogate pair")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadArguments("they have half a surrogate pair") from None
 
 
 def target(call: ToolCall) -> str:
