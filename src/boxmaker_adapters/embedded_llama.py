@@ -120,6 +120,7 @@ def start(options: EngineOptions, *, timeout: float = 300.0) -> Engine:
         "slots": options.slots,
         "threads": options.threads or len(os.sched_getaffinity(0)),
         "chat_template": _template(options),
+        "thinking": options.model is not None or options.chat_template is not None,
         "api_key": key,
     }
     if importlib.util.find_spec("xllamacpp") is None:
@@ -341,6 +342,9 @@ def _server(parameters: Mapping[str, Any]) -> Any:
     params.model.path = parameters["model"]
     params.chat_template = parameters["chat_template"]
     params.use_jinja = True
+    if not parameters["thinking"]:
+        # The small model was never taught to think; told to, it only rambles.
+        params.default_template_kwargs = {"enable_thinking": "false"}
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [parameters["api_key"]]

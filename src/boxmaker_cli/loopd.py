@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 GRACE = 5.0
 """Seconds for what runs when the daemon is told to stop."""
+USERS_SECONDS = 1.0
+"""How often to look whether the chats of a quickstart are still there."""
 
 _CONFIG = click.option(
     "--config",
@@ -60,7 +64,14 @@ def check(file: Path, as_json: bool) -> None:
 @click.option("--log-json", is_flag=True, help="Log one JSON object a line.")
 @click.option("--log-text", is_flag=True, help="Log the text of messages and answers too.")
 @click.option("--ready-fd", type=int, hidden=True, help="Write a line to this descriptor once listening.")
-def serve(file: Path, log_json: bool, log_text: bool, ready_fd: int | None) -> None:
+@click.option(
+    "--while-locked",
+    "users",
+    type=click.Path(path_type=Path),
+    hidden=True,
+    help="Stop once nobody holds a lock on this file.",
+)
+def serve(file: Path, log_json: bool, log_text: bool, ready_fd: int | None, users: Path | None) -> None:
     """Serve turns until SIGTERM or SIGINT.
 
     The self-test comes first; if it fails, the reasons are logged, no socket appears and the exit status
@@ -81,7 +92,7 @@ def serve(file: Path, log_json: bool, log_text: bool, ready_fd: int | None) -> N
     server = _listen(wired, log_text)
     if ready_fd is not None:
         _report_ready(ready_fd)
-    logs.event("stopping", signal=stop.wait())
+    logs.event("stopping", reason=stop.wait(users))
     all_ended = server.stop(GRACE)
     wired.close()
     logs.event("stopped")
@@ -115,6 +126,19 @@ def _listen(wired: Wired, log_text: bool) -> ChannelServer:
     return server
 
 
+def _unlocked(file: Path) -> bool:
+    try:
+        with file.open("rb+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 class _Stopped(BaseException):
     """A signal to stop that came while the daemon was starting."""
 
@@ -134,9 +158,11 @@ class _Stop:
     def serving(self) -> None:
         self._serving = True
 
-    def wait(self) -> str:
-        """The name of the signal, once it comes."""
-        os.read(self._reader, 1)
+    def wait(self, users: Path | None) -> str:
+        """Why to stop, once there is a reason: the name of a signal, or that nobody locks `users`."""
+        while not select.select([self._reader], [], [], None if users is None else USERS_SECONDS)[0]:
+            if users is not None and _unlocked(users):
+                return "nobody is left"
         return self._got
 
     def _handle(self, number: int, _: FrameType | None) -> None:
@@ -180,3 +206,7 @@ def _report_ready(descriptor: int) -> None:
 
 def main() -> NoReturn:
     program.run(loopd)
+
+
+if __name__ == "__main__":
+    main()

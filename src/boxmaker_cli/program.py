@@ -36,7 +36,7 @@ def run(command: click.Command) -> NoReturn:
 
 def _status(command: click.Command) -> int:
     try:
-        result = command.main(standalone_mode=False)
+        result = command.main(standalone_mode=False, terminal_width=_width())
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
         error.show()
@@ -52,6 +52,14 @@ def _status(command: click.Command) -> int:
         return _bug(error)
     except Exception as error:
         return _bug(error)
+
+
+def _width() -> int:
+    """Columns for the help; asked here, since click would load half a dozen modules to ask."""
+    try:
+        return max(50, min(os.get_terminal_size().columns, 100) - 2)
+    except (OSError, ValueError):
+        return 78
 
 
 def say(text: str) -> None:

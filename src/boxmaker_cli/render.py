@@ -106,6 +106,10 @@ class Screen:
         """The end of the turn by an error, as a whole line."""
         return self._fresh() + f"error {line(code, 40)}: {line(detail, 2000)}\n"
 
+    def broken_off(self) -> str:
+        """The end of a turn that nobody told the end of."""
+        return self._fresh()
+
     def _content(self, text: str) -> str:
         if not text:
             return ""

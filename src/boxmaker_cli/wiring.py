@@ -166,10 +166,7 @@ def _inference(config: Config, closers: ExitStack) -> Inference:
         case "embedded":
             return _embedded(config, closers)
         case "scripted":
-            from boxmaker_adapters.scripted import ScriptedInference
-
-            check_keys(config, "inference.options", section.options, [])
-            return ScriptedInference()
+            return _scripted(config)
         case name:
             made = _outside(config, "inference", name, section.options, closers)
             _need(config, "inference", made, ("count", "complete"), "an Inference")
@@ -202,6 +199,19 @@ def _embedded(config: Config, closers: ExitStack) -> Inference:
         raise config.error(key, error.why) from None
     closers.callback(engine.close)
     return _llama_server(config, engine.url, engine.api_key)
+
+
+def _scripted(config: Config) -> Inference:
+    from boxmaker_adapters.codec import CodecError
+    from boxmaker_adapters.scripted import ScriptedInference
+
+    options = dict(config.inference.options)
+    if isinstance(options.get("script"), str):
+        options["script"] = str(config.file.parent / Path(options["script"]).expanduser())
+    try:
+        return ScriptedInference.from_options(options)
+    except CodecError as error:
+        raise config.error("inference.options", str(error)) from None
 
 
 def _store(config: Config, closers: ExitStack) -> SessionStore:
