@@ -1,0 +1,555 @@
+"""The loop over real stores: record sequences, a test a limit, what is told when, which locks are let go."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
+from boxmaker_adapters.jsonl_store import JsonlStore
+from boxmaker_adapters.memory_store import MemoryStore
+from boxmaker_adapters.scripted import FakeClock, RecordingChannel, ScriptedInference
+from boxmaker_core import (
+    Baseline,
+    Completion,
+    Failed,
+    Limits,
+    Loop,
+    Registry,
+    Result,
+    ToolCall,
+    ToolRequest,
+    Usage,
+    assemble,
+    events,
+    records,
+    turn,
+)
+from boxmaker_core.errors import (
+    BadInput,
+    BaselineError,
+    InferenceError,
+    LogCorrupt,
+    LogWriteFailed,
+    NoSuchSession,
+    SessionBusy,
+    SessionExists,
+    SessionFull,
+    ShuttingDown,
+    ThinkingOverrun,
+    TurnLimit,
+)
+from boxmaker_core.messages import Ending
+from boxmaker_core.ports import Request, SessionStore
+from boxmaker_core.records import DataClass
+from boxmaker_core.tools import CORE
+
+
+class Tools:
+    """The fake tools, with a note of each request; ``answers`` overrides what a tool gives."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.fake = FakeTools(clock)
+        self.requests: list[ToolRequest] = []
+        self.answers: dict[str, Callable[[], Any]] = {}
+
+    def call(self, request: ToolRequest) -> Any:
+        self.requests.append(request)
+        if request.tool in self.answers:
+            return self.answers[request.tool]()
+        return self.fake.call(request)
+
+
+class Bench:
+    """A loop over scripted inference; `play` sets what the model does next."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self.clock = FakeClock()
+        self.store = store
+        self.tools = Tools(self.clock)
+        self.inference = ScriptedInference([])
+        self.channel = RecordingChannel()
+        self.limits = Limits()
+
+    def play(self, *steps: Any) -> None:
+        self.inference = ScriptedInference(list(steps))
+
+    def loop(self) -> Loop:
+        return Loop(
+            inference=self.inference,
+            store=self.store,
+            tools=self.tools,
+            registry=Registry(SCHEMAS),
+            baseline=lambda: assemble("Be brief.", CORE),
+            clock=self.clock,
+            limits=self.limits,
+        )
+
+    def turn(self, text: str = "hi", *, resume: bool = False, **more: Any) -> Any:
+        self.channel = RecordingChannel()
+        return self.loop().turn("s1", text, resume=resume, on_event=self.channel.emit, **more)
+
+    def records(self) -> list[records.LogRecord]:
+        log = self.store.open(records.SessionId("s1"))
+        try:
+            return list(log.records)
+        finally:
+            log.close()
+
+    def kinds(self) -> list[str]:
+        return [type(record).__name__ for record in self.records()]
+
+    def results(self) -> list[str]:
+        return [record.content for record in self.records() if isinstance(record, records.ToolResult)]
+
+    def told(self) -> list[str]:
+        return [type(event).__name__ for event in self.channel.events]
+
+
+@pytest.fixture(params=["memory", "jsonl"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    return Bench(MemoryStore() if request.param == "memory" else JsonlStore(tmp_path))
+
+
+def call(name: str = "clock", arguments: str = "{}", id: str = "c1") -> ToolCall:
+    return ToolCall(id=id, name=name, arguments=arguments)
+
+
+ECHO = call("call_tool", '{"name":"echo","arguments":{"text":"hé"}}')
+
+
+def says(text: str = "done", **more: Any) -> Completion:
+    return Completion(content=text, **more)
+
+
+def calls(*made: ToolCall, **more: Any) -> Completion:
+    return Completion(content=None, tool_calls=made, **more)
+
+
+# Record sequences
+
+
+def test_a_plain_turn_is_user_assistant_usage(bench: Bench) -> None:
+    bench.play(says("hello", usage=Usage(cache_n=0, prompt_n=9, predicted_n=2)))
+    answer = bench.turn("hi")
+    assert (answer.content, answer.usage.prompt_n) == ("hello", 9)
+    assert bench.kinds() == ["SessionStart", "User", "Assistant", "Usage"]
+    start, user = bench.records()[:2]
+    assert isinstance(start, records.SessionStart)
+    assert start.baseline == assemble("Be brief.", CORE).sha256
+    assert isinstance(user, records.User)
+    assert user.content == "hi"
+    assert bench.told() == ["Content"]
+
+
+def test_a_tool_turn_is_told_around_each_call(bench: Bench) -> None:
+    bench.play(calls(call()), says())
+    bench.turn()
+    assert bench.kinds()[1:] == ["User", "Assistant", "Usage", "ToolResult", "Assistant", "Usage"]
+    assert bench.channel.events[:2] == [
+        events.ToolCallStarted(name="clock"),
+        events.ToolResult(name="clock", data_class=DataClass.PUBLIC, truncated=False),
+    ]
+
+
+def test_a_call_tool_turn_reaches_the_port_as_its_target(bench: Bench) -> None:
+    bench.play(calls(call("find_tool", '{"query":"ECHO"}'), ECHO), says())
+    bench.turn()
+    assert bench.tools.requests == [ToolRequest(call=2, tool="echo", arguments='{"text":"hé"}')]
+    found, echoed = bench.results()
+    assert found.endswith("\nCall it with call_tool.")
+    assert '"name":"echo"' in found
+    assert echoed == "hé"
+    names = [event.name for event in bench.channel.events if isinstance(event, events.ToolCallStarted)]
+    assert names == ["find_tool", "echo"]
+
+
+def test_an_unknown_tool_never_reaches_the_port_and_is_not_told_as_started(bench: Bench) -> None:
+    bench.play(calls(call("call_tool", '{"name":"rm","arguments":{}}'), call("rm")), says())
+    bench.turn()
+    assert bench.tools.requests == []
+    assert all("unknown tool 'rm'" in content for content in bench.results())
+    assert bench.told() == ["ToolResult", "ToolResult", "Content"]
+
+
+def test_call_numbers_count_every_result_and_go_on_across_turns(bench: Bench) -> None:
+    bench.play(calls(call(), call("nope")), says())
+    bench.turn()
+    bench.play(calls(call()), says())
+    bench.turn(resume=True)
+    numbers = [record.call for record in bench.records() if isinstance(record, records.ToolResult)]
+    assert numbers == [1, 2, 3]
+    assert [request.call for request in bench.tools.requests] == [1, 3]
+
+
+def test_a_loss_is_recorded_and_told_once_also_across_turns(bench: Bench) -> None:
+    bench.play(says(usage=Usage(cache_n=0, prompt_n=441, predicted_n=3)))
+    bench.turn()
+    bench.play(
+        calls(call(), usage=Usage(cache_n=400, prompt_n=60, predicted_n=3)),
+        says(usage=Usage(cache_n=460, prompt_n=20, predicted_n=3)),
+    )
+    bench.turn(resume=True)
+    losses = [record for record in bench.records() if isinstance(record, records.CacheLoss)]
+    assert [(loss.expected, loss.got) for loss in losses] == [(441, 400)]
+    assert bench.kinds()[4:9] == ["User", "Assistant", "Usage", "CacheLoss", "ToolResult"]
+    assert bench.channel.events[0] == events.CacheLoss(expected=441, got=400)
+
+
+# Results
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        (lambda: Failed(reason="no network"), "The tool failed: no network"),
+        (lambda: 1 / 0, "The tool failed: ZeroDivisionError: division by zero"),
+        (lambda: (_ for _ in ()).throw(ValueError), "The tool failed: ValueError"),
+        (lambda: (_ for _ in ()).throw(SystemExit(3)), "The tool failed: SystemExit: 3"),
+        (lambda: None, "The tool failed: its driver answered with a NoneType that is no result"),
+        (lambda: Result(content=5), "The tool failed: its driver answered with a Result that is no result"),
+        (lambda: Result(content="a\0b\ud800\r\n"), "a␀b\ufffd␍\n"),
+    ],
+)
+def test_whatever_a_tool_does_is_a_result(bench: Bench, answer: Callable[[], Any], content: str) -> None:
+    bench.tools.answers["clock"] = answer
+    bench.play(calls(call()), says())
+    assert bench.turn().content == "done"
+    assert bench.results() == [content]
+
+
+def test_a_tool_that_is_interrupted_by_the_user_leaves_its_call_open_and_the_session_free(
+    bench: Bench,
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    bench.tools.answers["clock"] = interrupt
+    bench.play(calls(call()))
+    with pytest.raises(KeyboardInterrupt):
+        bench.turn()
+    bench.play(says())
+    assert bench.turn(resume=True).content == "done"
+    assert bench.results() == [turn.INTERRUPTED]
+
+
+def test_class_and_trust_of_a_result_are_kept(bench: Bench) -> None:
+    bench.tools.answers["clock"] = lambda: Result(content="x", data_class=DataClass.SECRET, untrusted=True)
+    bench.play(calls(call()), says())
+    bench.turn()
+    record = next(record for record in bench.records() if isinstance(record, records.ToolResult))
+    assert (record.data_class, record.untrusted, record.truncated) == (DataClass.SECRET, True, False)
+
+
+# Limits, one by one; each leaves the session usable
+
+
+def goes_on(bench: Bench) -> None:
+    """The next turn works, and no call is without its result."""
+    bench.play(says("fine"))
+    assert bench.turn("go on", resume=True).content == "fine"
+
+
+def test_the_iteration_limit(bench: Bench) -> None:
+    bench.limits = Limits(tool_iterations=3)
+    for resume in (False, True):
+        bench.play(*(calls(call(arguments=f'{{"n":{n}}}')) for n in range(3)))
+        with pytest.raises(TurnLimit, match="3 tool iterations"):
+            bench.turn(resume=resume)
+        goes_on(bench)
+
+
+def test_repeats(bench: Bench) -> None:
+    bench.play(calls(ECHO), calls(ECHO), calls(call()), calls(ECHO, call("find_tool", '{"query":"x"}')))
+    with pytest.raises(TurnLimit, match="repeat_detection"):
+        bench.turn()
+    assert [request.tool for request in bench.tools.requests] == ["echo", "clock"]
+    assert bench.results()[1] == bench.results()[3] == turn.REPEATED
+    assert bench.results()[4] == turn.LIMIT
+    goes_on(bench)
+
+
+def test_a_cut_answer(bench: Bench) -> None:
+    bench.play(calls(call(), call(id="c2"), ending=Ending.CUT))
+    with pytest.raises(TurnLimit, match="length limit"):
+        bench.turn()
+    assert bench.tools.requests == []
+    assert bench.results() == [turn.CUT_OFF, turn.CUT_OFF]
+    assert bench.told() == ["ToolResult", "ToolResult"]
+    goes_on(bench)
+
+
+def test_the_cap_of_a_result(bench: Bench) -> None:
+    bench.limits = Limits(tool_result_cap=64)
+    bench.play(calls(call("echo", '{"text":"' + "é" * 100 + '"}')), says())
+    bench.turn()
+    record = next(record for record in bench.records() if isinstance(record, records.ToolResult))
+    assert record.truncated
+    assert record.content == "é" * 26 + "[truncated]"
+    assert bench.channel.events[1] == events.ToolResult(
+        name="echo", data_class=DataClass.PUBLIC, truncated=True
+    )
+    goes_on(bench)
+
+
+def test_the_thinking_cap_is_in_the_usage(bench: Bench) -> None:
+    bench.play(says(usage=Usage(thinking_capped=True)))
+    assert bench.turn().usage.thinking_capped
+    usage = bench.records()[-1]
+    assert isinstance(usage, records.Usage)
+    assert usage.thinking_capped
+
+
+@pytest.mark.parametrize("error", [ThinkingOverrun(10), SessionFull(9, 8), InferenceError("gone")])
+def test_an_error_of_the_server_appends_nothing_after_the_user(bench: Bench, error: InferenceError) -> None:
+    bench.play(error)
+    with pytest.raises(type(error)):
+        bench.turn()
+    assert bench.kinds() == ["SessionStart", "User"]
+    goes_on(bench)
+
+
+# Messages that do not fit
+
+
+def counting(context: int, tokens: Callable[[Request], int | None], *steps: Any) -> ScriptedInference:
+    return ScriptedInference(list(steps), context=context, prompt_tokens=tokens)
+
+
+def by_length(request: Request) -> int:
+    """A token a byte of user text, 100 for the rest."""
+    return 100 + sum(len(record.content) for record in request.records if isinstance(record, records.User))
+
+
+def test_a_message_that_does_not_fit_is_refused_before_it_is_appended(bench: Bench) -> None:
+    bench.inference = counting(1600, by_length, says("ok"))
+    with pytest.raises(SessionFull, match=r"\(2100 tokens\).*\(1600 tokens\): send a shorter message"):
+        bench.turn("x" * 2000)
+    assert bench.kinds() == ["SessionStart"]
+    assert bench.turn("short", resume=True).content == "ok"
+
+
+def test_room_for_an_answer_is_kept(bench: Bench) -> None:
+    bench.inference = counting(1600, by_length, says("ok"))
+    with pytest.raises(SessionFull):
+        bench.turn("x" * 1401)
+    assert bench.turn("x" * 1400, resume=True).content == "ok"
+
+
+def test_a_session_that_is_full_for_good_says_so(bench: Bench) -> None:
+    bench.inference = counting(1600, by_length, says("ok"))
+    bench.turn("x" * 1400)
+    with pytest.raises(SessionFull, match="start a new session"):
+        bench.turn("x" * 200, resume=True)
+
+
+def test_the_server_is_not_asked_when_the_message_surely_fits(bench: Bench) -> None:
+    asked: list[Request] = []
+
+    def count(request: Request) -> int:
+        asked.append(request)
+        return 1
+
+    bench.inference = counting(
+        10_000, count, says(usage=Usage(cache_n=0, prompt_n=50, predicted_n=2)), says(), says()
+    )
+    bench.turn()
+    assert len(asked) == 1
+    bench.turn(resume=True)
+    assert len(asked) == 1
+    bench.turn("x" * 6000, resume=True)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("count", [lambda _: None, lambda _: (_ for _ in ()).throw(InferenceError("down"))])
+def test_a_message_is_taken_if_nobody_can_count_it(
+    bench: Bench, count: Callable[[Request], int | None]
+) -> None:
+    bench.inference = counting(1600, count, says("ok"))
+    assert bench.turn("x" * 5000).content == "ok"
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("text", ["", "a\0", "\ud800"])
+def test_bad_text_is_refused_before_anything_is_touched(bench: Bench, text: str) -> None:
+    with pytest.raises(BadInput):
+        bench.turn(text)
+    assert bench.store.sessions() == []
+
+
+def test_a_bad_id_is_refused_before_anything_is_touched(bench: Bench) -> None:
+    with pytest.raises(BadInput, match="no session id"):
+        bench.loop().turn("../x", "hi")
+    assert bench.store.sessions() == []
+
+
+def test_resume_and_create_are_checked(bench: Bench) -> None:
+    with pytest.raises(NoSuchSession):
+        bench.turn(resume=True)
+    bench.play(says())
+    bench.turn()
+    with pytest.raises(SessionExists):
+        bench.turn()
+
+
+def test_a_baseline_that_cannot_be_leaves_no_session(bench: Bench) -> None:
+    def broken() -> Baseline:
+        raise BaselineError("too long")
+
+    loop = bench.loop()
+    loop.baseline = broken
+    with pytest.raises(BaselineError):
+        loop.turn("s1", "hi")
+    assert bench.store.sessions() == []
+
+
+def test_a_log_in_an_order_that_cannot_be_is_refused_by_line(bench: Bench) -> None:
+    bench.play(says())
+    bench.turn()
+    log = bench.store.open(records.SessionId("s1"))
+    log.append(records.CacheLoss(time=bench.clock(), expected=1, got=0), records.EpochEnd(time=bench.clock()))
+    log.append(records.User(time=bench.clock(), content="after the end"))
+    log.close()
+    with pytest.raises(LogCorrupt, match="line 7: nothing follows an epoch_end"):
+        bench.turn(resume=True)
+
+
+# Busy, cancelled, failing
+
+
+def test_a_second_turn_is_refused_at_once_and_the_first_goes_on(bench: Bench) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait(_: Request) -> Completion:
+        inside.set()
+        assert leave.wait(60)
+        return says("first")
+
+    bench.play(wait)
+    loop = bench.loop()
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(loop.turn("s1", "hi").content))
+    thread.start()
+    assert inside.wait(60)
+    for resume in (True, False):
+        with pytest.raises(SessionBusy):
+            loop.turn("s1", "me too", resume=resume)
+    with pytest.raises((SessionBusy, SessionExists)):
+        bench.loop().turn("s1", "me too, by another loop")
+    with pytest.raises(SessionBusy):
+        bench.loop().turn("s1", "me too, by another loop", resume=True)
+    leave.set()
+    thread.join(60)
+    assert answers == ["first"]
+    goes_on(bench)
+
+
+def test_a_cancelled_turn_ends_with_every_call_answered(bench: Bench) -> None:
+    cancel = threading.Event()
+
+    def stop() -> Result:
+        cancel.set()
+        return Result(content="ran to its end")
+
+    bench.tools.answers["clock"] = stop
+    bench.play(calls(call(), ECHO))
+    with pytest.raises(ShuttingDown):
+        bench.turn(cancel=cancel)
+    assert bench.results() == ["ran to its end", turn.STOPPING]
+    goes_on(bench)
+
+
+def test_a_cancelled_completion_leaves_no_trace(bench: Bench) -> None:
+    cancel = threading.Event()
+
+    def stop(_: Request) -> Completion:
+        cancel.set()
+        raise ShuttingDown
+
+    bench.play(stop)
+    with pytest.raises(ShuttingDown):
+        bench.turn(cancel=cancel)
+    assert bench.kinds() == ["SessionStart", "User"]
+    goes_on(bench)
+
+
+def test_a_bug_in_a_driver_frees_the_session(bench: Bench) -> None:
+    bench.play(RuntimeError("bug"))
+    with pytest.raises(RuntimeError):
+        bench.turn()
+    goes_on(bench)
+
+
+class Forgetful:
+    """A store whose logs fail from the n-th append on, until told otherwise."""
+
+    def __init__(self, store: SessionStore, good: int) -> None:
+        self.store = store
+        self.good = good
+
+    def create(self, *args: Any) -> Any:
+        return self.wrap(self.store.create(*args))
+
+    def open(self, session: Any) -> Any:
+        return self.wrap(self.store.open(session))
+
+    def sessions(self) -> Any:
+        return self.store.sessions()
+
+    def wrap(self, log: Any) -> Any:
+        outer = self
+
+        class Log:
+            baseline, where, records, close = log.baseline, log.where, log.records, log.close
+
+            def append(self, *new: records.LogRecord) -> None:
+                outer.good -= 1
+                if outer.good < 0:
+                    raise LogWriteFailed("x", "no space left on device")
+                log.append(*new)
+
+        return Log()
+
+
+@pytest.mark.parametrize("good", range(5))
+def test_nothing_is_done_or_told_on_the_strength_of_an_unwritten_record(bench: Bench, good: int) -> None:
+    """Appends of this turn: user, assistant and usage, result, assistant and usage."""
+    store = Forgetful(bench.store, good)
+    bench.store = store
+    bench.play(calls(call()), says())
+    if good == 4:
+        assert bench.turn().content == "done"
+    else:
+        with pytest.raises(LogWriteFailed, match="no space left"):
+            bench.turn()
+    assert len(bench.inference.requests) == min(good, 1) + (good > 2)
+    assert len(bench.tools.requests) == (good > 1)
+    assert ("ToolResult" in bench.told()) == (good > 2)
+    store.good = 1000
+    goes_on(bench)
+    assert len(bench.tools.requests) == (good > 1)
+
+
+def test_each_request_extends_the_one_before_it(bench: Bench) -> None:
+    seen: list[list[records.LogRecord]] = []
+
+    def note(step: Any) -> Callable[[Request], Any]:
+        def play(request: Request) -> Any:
+            seen.append(list(request.records))
+            return step
+
+        return play
+
+    bench.play(*map(note, (calls(call()), calls(ECHO), says())))
+    bench.turn()
+    bench.play(note(says()))
+    bench.turn(resume=True)
+    for shorter, longer in itertools.pairwise(seen):
+        assert longer[: len(shorter)] == shorter
