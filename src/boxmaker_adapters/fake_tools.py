@@ -45,8 +45,8 @@ class FakeTools(ToolPort):
             return Failed(reason=f"the arguments cannot be used, {error}")
         match request.tool:
             case CLOCK.name:
-                now = self._clock().astimezone(UTC)
-                return Result(content=now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+                now = self._clock().astimezone(UTC).isoformat(timespec="seconds")
+                return Result(content=now.replace("+00:00", "Z"))
             case ECHO.name:
                 return _echo(arguments)
         return Failed(reason=f"there is no tool {short(request.tool)}; there are clock and echo")
