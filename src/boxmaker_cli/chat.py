@@ -15,7 +15,7 @@ from typing import BinaryIO, TextIO
 
 from attrs import define, field, frozen
 
-from boxmaker_adapters.channel_client import ChannelClient, NotServed
+from boxmaker_adapters.channel_client import ChannelClient
 from boxmaker_adapters.channel_protocol import (
     ChannelError,
     Error,
@@ -127,12 +127,16 @@ class _Chat:
         return 0
 
     def many(self) -> int:
-        """A turn for each line of standard input. Status 1 only if no daemon was ever there."""
+        """A turn for each line of standard input. Status 1 only if no daemon is there to begin with."""
+        try:
+            self.client.probe()
+        except ChannelError as error:
+            _say_error("", str(error))
+            return 1
         if self.options.as_json:
             say(f"session {self.session.id}")
         else:
             self._out.write(f"session {self.session.id}\n")
-        reached = False
         for text in self._lines():
             try:
                 if self.options.as_json:
@@ -140,11 +144,8 @@ class _Chat:
                         self._out.body(message)
                 else:
                     self._show(text)
-                reached = True
             except ChannelError as error:
                 _say_error("", str(error))
-                if isinstance(error, NotServed) and not reached:
-                    return 1
         return 0
 
     def _show(self, text: str) -> None:
