@@ -1,0 +1,287 @@
+"""The inference driver for llama.cpp's ``llama-server``: when to ask, to wait, to ask again, to give up.
+
+What is sent, read and believed stands in the modules beside this one. Only the HTTP request is ever
+repeated, with the same bytes, and nothing of a failed attempt is kept (docs/inference.md, "Retries").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from attrs import define
+
+from boxmaker_core.baseline import Baseline
+from boxmaker_core.errors import InferenceError, SessionFull, ShuttingDown
+from boxmaker_core.events import ChatEvent, Retrying
+from boxmaker_core.messages import Completion, short
+from boxmaker_core.ports import Cancel, Check, Inference, Request, SelfTesting
+
+from . import counting
+from .checks import self_test
+from .encode import encoder
+from .failures import Again, Refusal, Verdict, refusal_of_text, retry_after
+from .reply import Garbled, Reply, StreamRefused
+from .server import ERROR_BYTES, NOT_A_SERVER, remedy, server
+from .slots import Slot, SlotGate, SlotWatch, slot_state
+from .sse import EVENT_BYTES, EventParser, EventTooLong
+from .transport import Answer, Broken, NotHttp, Unreachable
+
+CHAT = "/v1/chat/completions"
+RETRY_SECONDS = (0.5, 1.0, 2.0)
+RESAMPLES = 2
+LOAD_POLL_SECONDS = 1.0
+LAST_WORDS_SECONDS = 5.0
+"""For the token counts that follow a whole answer; without them it is whole still."""
+
+OnEvent = Callable[[ChatEvent], None]
+
+
+class _Idle(Exception):
+    """Nothing came for as long as it may."""
+
+
+class LlamaServer(Inference, SelfTesting):
+    """A llama-server at `url`; may be shared by threads.
+
+    `thinking_cap` is in tokens, 0 for no thinking; times are in seconds: `load_timeout` for a model that
+    is being loaded, `idle_timeout` for silence, `connect_timeout` for a connection, `poll_interval`
+    between looks at a slot. `sampling` goes into every request as it is. Raises ValueError for what
+    cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        thinking_cap: int = 4096,
+        load_timeout: float = 300.0,
+        idle_timeout: float = 300.0,
+        connect_timeout: float = 5.0,
+        poll_interval: float = 1.5,
+        sampling: Mapping[str, Any] = {},
+    ) -> None:
+        if thinking_cap < 0:
+            raise ValueError(f"thinking_cap {thinking_cap} must be 0 or more: without one a turn may not end")
+        for name, seconds in (
+            ("load_timeout", load_timeout),
+            ("idle_timeout", idle_timeout),
+            ("connect_timeout", connect_timeout),
+        ):
+            if not seconds > 0:
+                raise ValueError(f"{name} {seconds} must be more than 0 seconds")
+        self._server = server(url, api_key=api_key, connect_timeout=connect_timeout)
+        self._encode = encoder(thinking_cap=thinking_cap, sampling=sampling)
+        self._thinking_cap = thinking_cap
+        self._load_timeout = load_timeout
+        self._idle_timeout = idle_timeout
+        self._poll_interval = poll_interval
+        self._gate = SlotGate()
+        self._context: int | None = None
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def context(self) -> int | None:
+        """See `ports.Inference`. Asked once, and again after the server was gone."""
+        return self._ask_context()
+
+    def _ask_context(self, cancel: Cancel | None = None) -> int | None:
+        if self._context is None:
+            self._context = counting.context_of(self._server.ask("/props", cancel=cancel))
+        return self._context
+
+    def count(self, request: Request) -> int | None:
+        """See `ports.Inference`."""
+        return counting.count(self._server, self._encode(request))
+
+    def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:
+        """See `ports.SelfTesting`."""
+        return self_test(self._server, self._encode, baseline, slot, self._load_timeout)
+
+    def complete(self, request: Request, on_event: OnEvent, cancel: Cancel) -> Completion:
+        """See `ports.Inference`."""
+        body = self._encode(request)
+        patience = _Patience(load_timeout=self._load_timeout)
+        with self._gate.hold(request.slot, on_event, cancel):
+            while True:
+                try:
+                    return self._attempt(body, request.slot, on_event, cancel)
+                except Again as failed:
+                    self._context = None
+                    delay = patience.delay(failed)
+                    on_event(
+                        Retrying(attempt=patience.attempts, after_ms=round(delay * 1000), error=failed.detail)
+                    )
+                    if cancel.wait(delay):
+                        raise ShuttingDown from None
+
+    def _attempt(self, body: bytes, slot: int, on_event: OnEvent, cancel: Cancel) -> Completion:
+        """One request. Raises Again if another one may fare better."""
+
+        def look() -> Slot:
+            return slot_state(self._server, slot, cancel)
+
+        watch = SlotWatch(
+            look,
+            url=self.url,
+            idle=self._idle_timeout,
+            interval=self._poll_interval,
+            on_event=on_event,
+            cancel=cancel,
+        )
+        reply = Reply(self._thinking_cap, on_event)
+        try:
+            with self._server.open("POST", CHAT, body, watch) as answer:
+                self._check_answer(answer, cancel)
+                self._read_stream(answer, reply, cancel)
+        except Unreachable as error:
+            if error.refused:
+                raise Again(Verdict.RETRY, str(self._server.trouble(error))) from None
+            raise self._server.trouble(error) from None
+        except NotHttp as error:
+            raise self._server.trouble(error) from None
+        except Broken as error:
+            raise Again(Verdict.RETRY, str(self._server.trouble(error))) from None
+        except StreamRefused as error:
+            raise self._refused(error.refusal, reply.total, cancel) from None
+        except Garbled as error:
+            raise InferenceError(f"{self.url} sent what cannot be used: {error}: {NOT_A_SERVER}") from None
+        return reply.completion(self._context_or_none(cancel) if reply.cut else None)
+
+    def _check_answer(self, answer: Answer, cancel: Cancel) -> None:
+        """That an event stream follows. Raises InferenceError, Again."""
+        if answer.status != 200:
+            try:
+                data = answer.read(ERROR_BYTES)
+            except Broken:
+                data = b""
+            after = retry_after(answer.headers.get("Retry-After"))
+            raise self._refused(refusal_of_text(data, answer.status), None, cancel, after)
+        encoding = answer.headers.get("Content-Encoding", "identity")
+        if encoding.strip().lower() not in ("identity", ""):
+            raise InferenceError(
+                f"{self.url} sent its answer with Content-Encoding {short(encoding)}, which nobody asked for:"
+                " turn compression off in what stands before llama-server"
+            )
+        kind = answer.headers.get("Content-Type", "")
+        if kind.partition(";")[0].strip().lower() != "text/event-stream":
+            raise InferenceError(
+                f"{self.url} sent no event stream but Content-Type {short(kind)}: {NOT_A_SERVER}"
+            )
+
+    def _read_stream(self, answer: Answer, reply: Reply, cancel: Cancel) -> None:
+        def watch(silent: float) -> None:
+            if cancel.is_set():
+                raise ShuttingDown
+            if silent > (
+                min(self._idle_timeout, LAST_WORDS_SECONDS) if reply.finished else self._idle_timeout
+            ):
+                raise _Idle
+
+        answer.watch(watch)
+        parser = EventParser()
+        try:
+            for data in answer.pieces():
+                reply.take(parser.feed(data))
+                if parser.error is not None:
+                    raise StreamRefused(refusal_of_text(parser.error))
+                if reply.done:
+                    return
+        except EventTooLong:
+            raise Garbled(f"an event has more than {EVENT_BYTES} bytes") from None
+        except Broken:
+            if not reply.finished:
+                raise
+        except _Idle:
+            if not reply.finished:
+                raise InferenceError(
+                    f"{self.url} sent nothing for {self._idle_timeout:g} s in the middle of its answer"
+                    " (idle_timeout): see to llama-server, then send the message again"
+                ) from None
+        if not reply.finished:
+            raise Broken("the stream ended before the answer did")
+
+    def _refused(
+        self, refusal: Refusal, total: int | None, cancel: Cancel, after: float | None = None
+    ) -> Exception:
+        """The error for what the server said; `total` is how many tokens it had reached."""
+        verdict = refusal.verdict()
+        if verdict is Verdict.FULL:
+            return self._full(refusal, total, cancel)
+        detail = f"{self.url} answered {refusal}"
+        if verdict is Verdict.FINAL:
+            return InferenceError(f"{detail}: {remedy(refusal)}")
+        return Again(verdict, detail, after)
+
+    def _full(self, refusal: Refusal, total: int | None, cancel: Cancel) -> SessionFull:
+        prompt = total if refusal.prompt is None else refusal.prompt
+        context = self._context_or_none(cancel) if refusal.context is None else refusal.context
+        if refusal.shared and prompt is not None and context is not None and prompt < context - 1:
+            return SessionFull(
+                prompt,
+                context,
+                "the server's slots share it and others filled it, so send the message again;"
+                " llama-server -np N gives each slot its own",
+            )
+        return SessionFull(prompt, context)
+
+    def _context_or_none(self, cancel: Cancel) -> int | None:
+        try:
+            return self._ask_context(cancel)
+        except InferenceError:
+            return None
+
+
+@define(eq=False, kw_only=True)
+class _Patience:
+    """How often a request was tried, and whether it is again."""
+
+    load_timeout: float
+    attempts: int = 0
+    _failures: int = 0
+    _resamples: int = 0
+    _loading: float = 0.0
+    _loading_since: float | None = None
+
+    def delay(self, failed: Again) -> float:
+        """Seconds until the next attempt. Raises InferenceError if there is none."""
+        self.attempts += 1
+        match failed.verdict:
+            case Verdict.LOADING:
+                return self._until_loaded(failed)
+            case Verdict.RESAMPLE:
+                self._resamples += 1
+                if self._resamples > RESAMPLES:
+                    self._give_up(
+                        failed, "its model keeps writing what its own parser refuses: ask otherwise"
+                    )
+                wait = RETRY_SECONDS[self._resamples - 1]
+            case _:
+                self._failures += 1
+                if self._failures > len(RETRY_SECONDS):
+                    self._give_up(failed, "")
+                wait = RETRY_SECONDS[self._failures - 1]
+        return wait if failed.after is None else failed.after
+
+    def _until_loaded(self, failed: Again) -> float:
+        now = time.monotonic()
+        if self._loading_since is None:
+            self._loading_since = now
+        if max(self._loading, now - self._loading_since) >= self.load_timeout:
+            raise InferenceError(
+                f"{failed.detail} for {self.load_timeout:g} s (load_timeout):"
+                " see llama-server's log, or allow it more time"
+            )
+        wait = LOAD_POLL_SECONDS if failed.after is None else failed.after
+        self._loading += max(wait, LOAD_POLL_SECONDS)
+        return wait
+
+    def _give_up(self, failed: Again, remedy: str) -> None:
+        raise InferenceError(
+            f"{failed.detail} (attempt {self.attempts}, the last)" + (f": {remedy}" if remedy else "")
+        )

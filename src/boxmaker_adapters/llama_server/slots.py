@@ -1,0 +1,162 @@
+"""Waiting for a slot: behind requests of our own (`SlotGate`), and behind everybody else's (`SlotWatch`).
+
+llama-server queues a request for a busy slot without a word: no headers, no ping, for as long as it
+takes. So silence before the headers is judged by what the server says elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from boxmaker_core.errors import InferenceError, ShuttingDown
+from boxmaker_core.events import ChatEvent, Queued, Waiting
+from boxmaker_core.ports import Cancel
+
+from .server import NO_ANSWER, Server
+
+_TICK = 0.1
+_DEAD_LOOKS = 2
+_LOOK_SECONDS = 5.0
+
+
+class SlotGate:
+    """Lets one request at a time through to each slot, first come, first served."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._lines: dict[int, deque[object]] = {}
+
+    @contextmanager
+    def hold(self, slot: int, on_event: Callable[[ChatEvent], None], cancel: Cancel) -> Iterator[None]:
+        """Wait for `slot`'s turn, telling how many are ahead, again when that changes.
+
+        Raises ShuttingDown once `cancel` is set.
+        """
+        ticket = object()
+        with self._changed:
+            line = self._lines.setdefault(slot, deque())
+            line.append(ticket)
+        try:
+            told = 0
+            while True:
+                with self._changed:
+                    ahead = line.index(ticket)
+                    if ahead == told and ahead:
+                        self._changed.wait(_TICK)
+                        ahead = line.index(ticket)
+                if cancel.is_set():
+                    raise ShuttingDown
+                if not ahead:
+                    break
+                if ahead != told:
+                    on_event(Queued(ahead=ahead))
+                    told = ahead
+            yield
+        finally:
+            with self._changed:
+                line.remove(ticket)
+                if not line:
+                    self._lines.pop(slot, None)
+                self._changed.notify_all()
+
+
+class Slot(enum.Enum):
+    """What a server says of a slot."""
+
+    BUSY = enum.auto()
+    IDLE = enum.auto()
+    HIDDEN = enum.auto()
+    """It does not say, but it answers."""
+    DEAD = enum.auto()
+    """It does not even answer ``/health``."""
+
+
+def slot_state(server: Server, slot: int, cancel: Cancel) -> Slot:
+    """What `server` says of `slot` now. Raises ShuttingDown once `cancel` is set."""
+    try:
+        status, data = server.answer("/slots", seconds=_LOOK_SECONDS, cancel=cancel)
+        found = _state_in(data, slot) if status == 200 else Slot.HIDDEN
+    except NO_ANSWER:
+        found = Slot.HIDDEN  # older builds answer between two batches only
+    if found is Slot.HIDDEN:
+        try:
+            server.answer("/health", seconds=_LOOK_SECONDS, cancel=cancel)
+        except NO_ANSWER:
+            return Slot.DEAD
+    return found
+
+
+def _state_in(data: bytes, slot: int) -> Slot:
+    try:
+        listed = json.loads(data)
+    except (ValueError, RecursionError):
+        return Slot.HIDDEN
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == slot:
+            return Slot.BUSY if entry.get("is_processing") is True else Slot.IDLE
+    return Slot.HIDDEN
+
+
+class SlotWatch:
+    """The watch over a chat request until its headers come.
+
+    While the slot is taken, or hidden on a server that answers, any silence is legal. It ends with
+    InferenceError when the server is dead, or the slot stays idle for `idle` seconds; with ShuttingDown
+    once `cancel` is set. `look` is asked no more often than every `interval` seconds, since a llama-server
+    that is asked all the time does not notice clients that leave. Times are in seconds.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Slot],
+        *,
+        url: str,
+        idle: float,
+        interval: float,
+        on_event: Callable[[ChatEvent], None],
+        cancel: Cancel,
+    ) -> None:
+        self._look = look
+        self._url = url
+        self._idle = idle
+        self._interval = interval
+        self._on_event = on_event
+        self._cancel = cancel
+        self._idle_since = time.monotonic()
+        self._next = self._idle_since + interval
+        self._told = False
+        self._dead = 0
+
+    def __call__(self, silent: float) -> None:
+        if self._cancel.is_set():
+            raise ShuttingDown
+        if not silent:
+            self._idle_since = time.monotonic()
+        if time.monotonic() < self._next:
+            return
+        self._judge(self._look())
+        self._next = time.monotonic() + self._interval
+
+    def _judge(self, slot: Slot) -> None:
+        self._dead = self._dead + 1 if slot is Slot.DEAD else 0
+        if self._dead >= _DEAD_LOOKS:
+            raise InferenceError(
+                f"{self._url} took the request, then stopped answering even /health:"
+                " see to llama-server, then send the message again"
+            )
+        if slot is Slot.BUSY and not self._told:
+            self._told = True
+            self._on_event(Waiting(slot_busy=True))
+        if slot in (Slot.BUSY, Slot.HIDDEN):
+            self._idle_since = time.monotonic()
+        if time.monotonic() - self._idle_since > self._idle:
+            raise InferenceError(
+                f"{self._url} did not begin to answer for {self._idle:g} s although the slot is idle"
+                " (idle_timeout): see to llama-server, then send the message again"
+            )
