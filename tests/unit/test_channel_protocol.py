@@ -21,10 +21,11 @@ from boxmaker_adapters.channel_protocol import (
     TurnDone,
     TurnEvent,
     check_path,
+    encode_event,
     from_frame,
     to_frame,
 )
-from boxmaker_adapters.frames import Frame, encode_frame
+from boxmaker_adapters.frames import Frame, Json, encode_frame
 from boxmaker_core import errors, events
 from boxmaker_core.messages import Usage
 from boxmaker_core.records import DataClass
@@ -85,6 +86,20 @@ def test_a_message_has_exactly_the_documented_body_and_comes_back(message: Messa
     assert encode_frame(frame)[4:].decode().endswith(f',"body":{body}}}')
     assert frame.id == 7
     assert from_frame(frame) == message
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from([events.Content, events.Reasoning]))
+def test_the_quick_way_to_encode_an_event_gives_the_bytes_of_the_other(
+    text: str, kind: type[events.Content] | type[events.Reasoning]
+) -> None:
+    event = kind(text=text)
+    assert encode_event(event, 5) == encode_frame(to_frame(TurnEvent(event=event), 5))
+
+
+def test_half_a_surrogate_pair_is_refused_both_ways() -> None:
+    for event in (events.Content(text="\ud800"), events.ToolCallStarted(name="\ud800")):
+        with pytest.raises(Json):
+            encode_event(event, 5)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from boxmaker_adapters.channel_protocol import (
     Message,
     Turn,
     TurnDone,
-    TurnEvent,
+    encode_event,
     from_frame,
     to_frame,
 )
@@ -169,7 +169,7 @@ class Connection:
         try:
             outbox = self._open_outbox()
             if not outbox.lost:
-                outbox.put(encode_frame(to_frame(TurnEvent(event=event), self._id)))
+                outbox.put(encode_event(event, self._id))
         except Exception:
             LOG.exception("an event could not be sent and was left out")
 

@@ -23,6 +23,7 @@ class Outbox:
         self._parts: list[bytes] = []
         self._held = 0
         self._ended = False
+        self._idle = False
         self._changed = threading.Condition()
         sock.settimeout(patience)
         self._writer = threading.Thread(target=self._write, name="channel-writer", daemon=True)
@@ -60,7 +61,8 @@ class Outbox:
     def _add(self, data: bytes) -> None:
         self._held += len(data)
         self._parts.append(data)
-        self._changed.notify()
+        if self._idle:
+            self._changed.notify()
 
     def _drop(self, why: str) -> None:
         if self.lost:
@@ -89,7 +91,9 @@ class Outbox:
         """All that waits, as one; b"" when there will be no more."""
         with self._changed:
             while not (self._parts or self._ended or self.lost):
+                self._idle = True
                 self._changed.wait()
+                self._idle = False
             data = b"".join(self._parts)
             self._parts.clear()
             return data
