@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -25,7 +28,7 @@ from boxmaker_adapters.channel_protocol import (
     from_frame,
     to_frame,
 )
-from boxmaker_adapters.frames import Frame, Json, encode_frame
+from boxmaker_adapters.frames import MAX_BYTES, MAX_ID, Frame, Json, encode_frame
 from boxmaker_core import errors, events
 from boxmaker_core.messages import Usage
 from boxmaker_core.records import DataClass
@@ -213,3 +216,42 @@ def test_a_socket_path_is_measured_in_bytes(letter: str) -> None:
 def test_a_socket_path_with_a_nul_is_refused() -> None:
     with pytest.raises(ChannelError, match="NUL"):
         check_path(Path("\0abstract"))
+
+
+# --- The page ----------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_the_example_on_the_page_is_what_is_sent() -> None:
+    lines = re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} {1,2}){1,16})", section("An example"), re.MULTILINE)
+    stream = io.BytesIO(bytes.fromhex("".join(digits for _, digits in lines)))
+    shown: list[Message] = [
+        Turn(session="s1", content="né?"),
+        TurnEvent(event=events.Content(text="oui")),
+        TurnDone(content="oui", usage=Usage(cache_n=0, prompt_n=441, predicted_n=2, reasoning_tokens=0)),
+    ]
+    assert stream.read() == b"".join(encode_frame(to_frame(message, 7)) for message in shown)
+
+
+def test_the_page_shows_every_code_and_every_event_as_it_is() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", section("Codes"), re.MULTILINE)) == {
+        code.value for code in ErrorCode
+    }
+    bodies = re.findall(r"^\| `(\{.*\})` \|", section("Events"), re.MULTILINE)
+    found = [
+        from_frame(Frame(id=0, kind="turn_event", final=False, body={"event": json.loads(b)})) for b in bodies
+    ]
+    assert {type(message.event) for message in found if isinstance(message, TurnEvent)} == set(
+        get_args(events.TurnEvent)
+    )
+
+
+def test_the_page_tells_the_limits_as_they_are() -> None:
+    for number in (MAX_BYTES, MAX_ID):
+        assert f"{number:,}" in section("Frames")
+    assert f"at most {PATH_BYTES} bytes" in section("The socket")
