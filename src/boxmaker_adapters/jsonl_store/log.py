@@ -38,8 +38,7 @@ def release(files: Files, fd: int) -> None:
     # A child that was just forked may have the file open too; unlocking does not wait for it.
     with suppress(OSError):
         files.unlock(fd)
-    with suppress(OSError):
-        files.close(fd)
+    files.close(fd)
 
 
 def encode(records: Iterable[LogRecord], path: Path) -> bytes:

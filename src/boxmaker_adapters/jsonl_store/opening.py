@@ -1,6 +1,7 @@
 """Opening a session's folder and files without falling for links, pipes, strangers or a file just replaced.
 
-Each function gives a descriptor that the caller closes, or raises an error of the store.
+Each function gives a descriptor that the caller closes, or raises an error of the store; or OSError for what
+hardly ever fails, which `unreadable` makes one.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from boxmaker_core.errors import LogCorrupt, NoSuchSession, SessionBusy
@@ -19,6 +22,15 @@ from .reading import RESTORE
 
 CHUNK = 64 * 1024 * 1024
 OWNER = "the user who runs boxmaker must own it"
+
+
+@contextmanager
+def unreadable(path: Path) -> Iterator[None]:
+    """The system's remaining errors as LogCorrupt."""
+    try:
+        yield
+    except OSError as error:
+        raise LogCorrupt(str(path), 1, f"it cannot be read ({error.strerror})", RESTORE) from error
 
 
 def open_session(files: Files, sessions: Path, session: SessionId) -> int:
@@ -36,10 +48,7 @@ def open_session(files: Files, sessions: Path, session: SessionId) -> int:
         raise LogCorrupt(
             str(path), 1, f"it is no folder that can be opened ({error.strerror})", RESTORE
         ) from error
-    if files.status_of(folder).st_uid != os.geteuid():
-        files.close(folder)
-        raise LogCorrupt(str(path), 1, "it belongs to another user", OWNER)
-    return folder
+    return _checked(files, folder, path, stat.S_ISDIR, "it is no folder")
 
 
 def open_regular(files: Files, folder: int, path: Path, *, write: bool) -> int:
@@ -57,13 +66,19 @@ def open_regular(files: Files, folder: int, path: Path, *, write: bool) -> int:
             else f"it cannot be opened ({error.strerror})"
         )
         raise LogCorrupt(str(path), 1, why, RESTORE) from error
-    status = files.status_of(fd)
-    if not stat.S_ISREG(status.st_mode):
+    return _checked(files, fd, path, stat.S_ISREG, "it is no regular file")
+
+
+def _checked(files: Files, fd: int, path: Path, is_right: Callable[[int], bool], wrong: str) -> int:
+    try:
+        status = files.status_of(fd)
+        if not is_right(status.st_mode):
+            raise LogCorrupt(str(path), 1, wrong, RESTORE)
+        if status.st_uid != os.geteuid():
+            raise LogCorrupt(str(path), 1, "it belongs to another user", OWNER)
+    except BaseException:
         files.close(fd)
-        raise LogCorrupt(str(path), 1, "it is no regular file", RESTORE)
-    if status.st_uid != os.geteuid():
-        files.close(fd)
-        raise LogCorrupt(str(path), 1, "it belongs to another user", OWNER)
+        raise
     return fd
 
 
@@ -90,11 +105,9 @@ def read_all(files: Files, fd: int, path: Path) -> bytes:
     """Raises LogCorrupt if the disk does not give the bytes."""
     parts = []
     at = 0
-    try:
+    with unreadable(path):
         size = files.status_of(fd).st_size
         while at < size and (part := files.read(fd, min(CHUNK, size - at), at)):
             parts.append(part)
             at += len(part)
-    except OSError as error:
-        raise LogCorrupt(str(path), 1, f"it cannot be read ({error.strerror})", RESTORE) from error
     return b"".join(parts)

@@ -32,7 +32,7 @@ from boxmaker_core.records import LogRecord, SessionStart
 
 from .files import Files
 from .log import DueCuts, JsonlLog, Mark, encode, release, write_failed
-from .opening import open_locked, open_regular, open_session, read_all
+from .opening import open_locked, open_regular, open_session, read_all, unreadable
 from .reading import LINE_BYTES, RESTORE, Reading, read_baseline, read_records
 
 LOG = "0.jsonl"
@@ -153,7 +153,7 @@ class JsonlStore(SessionStore):
     def open(self, session: SessionId) -> JsonlLog:
         """Also raises LogWriteFailed if the log cannot be opened for writing, or not be locked."""
         path = self.path(session)
-        with ExitStack() as always, ExitStack() as on_failure:
+        with unreadable(path), ExitStack() as always, ExitStack() as on_failure:
             folder = open_session(self._files, self.folder, session)
             always.callback(self._files.close, folder)
             fd = open_locked(self._files, folder, path, session)
@@ -200,7 +200,7 @@ class JsonlStore(SessionStore):
         runs, its newest append may look torn. Raises NoSuchSession, and LogCorrupt if there is no file to
         read."""
         path = self.path(session)
-        with ExitStack() as stack:
+        with unreadable(path), ExitStack() as stack:
             folder = open_session(self._files, self.folder, session)
             stack.callback(self._files.close, folder)
             fd = open_regular(self._files, folder, path, write=False)
