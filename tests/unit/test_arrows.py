@@ -94,12 +94,12 @@ def test_no_driver_imports_another_driver() -> None:
 
 def test_only_the_codec_uses_cattrs() -> None:
     users = {
-        path.name
+        str(path.relative_to(SRC))
         for package in PACKAGES
         for path in files(package)
         if any(name.split(".")[0] == "cattrs" for name in imports(path))
     }
-    assert users <= {"codec.py"}
+    assert users <= {"boxmaker_adapters/codec/converter.py"}
 
 
 def loaded_by(code: str) -> set[str]:
