@@ -44,6 +44,9 @@ home = "."
 [inference]
 driver = "embedded"
 
+[inference.sampling]
+temperature = 0
+
 [baseline]
 system = "system.md"
 """
