@@ -555,6 +555,20 @@ def test_a_log_replaced_between_open_and_lock_is_opened_again(home: Path, faulty
     assert faulty.calls.count("lock") == 2
 
 
+def test_a_log_that_never_stays_the_same_is_given_up(home: Path) -> None:
+    data = make_log(home)
+
+    class Restless(Files):
+        def lock(self, fd: int) -> None:
+            super().lock(fd)
+            rewrite(log_file(home), data)
+
+    before = open_files()
+    with pytest.raises(LogWriteFailed, match="again and again"):
+        JsonlStore(home, files=Restless()).open(S1)
+    assert open_files() == before
+
+
 def append_to(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"type":"epoch_end","time":"2026-11-30T20:15:30.000Z"}\n')

@@ -57,7 +57,9 @@ def positive(value: Any, _: Any) -> int:
 
 
 def count_or_none(value: Any, _: Any) -> int | None:
-    return None if value is None else count(value, int)
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    return count(value, int)
 
 
 def choice(kind: type[Enum]) -> Callable[[Any, Any], Any]:

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from boxmaker_core.errors import LogCorrupt, NoSuchSession, SessionBusy
+from boxmaker_core.errors import LogCorrupt, LogWriteFailed, NoSuchSession, SessionBusy
 from boxmaker_core.messages import SessionId
 
 from .files import Files
 from .log import write_failed
 from .reading import RESTORE
 
+ATTEMPTS = 10
 CHUNK = 64 * 1024 * 1024
 OWNER = "the user who runs boxmaker must own it"
 
@@ -85,7 +86,7 @@ def _checked(files: Files, fd: int, path: Path, is_right: Callable[[int], bool],
 def open_locked(files: Files, folder: int, path: Path, session: SessionId) -> int:
     """The log, locked for this process alone. Raises SessionBusy as well, and LogWriteFailed for a file
     system that cannot lock: that is never read as "not locked"."""
-    while True:
+    for _ in range(ATTEMPTS):
         fd = open_regular(files, folder, path, write=True)
         try:
             files.lock(fd)
@@ -99,6 +100,7 @@ def open_locked(files: Files, folder: int, path: Path, session: SessionId) -> in
         if (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino):
             return fd
         files.close(fd)  # replaced between opening and locking: this lock is on a file that is gone
+    raise LogWriteFailed(str(path), "somebody replaces it again and again")
 
 
 def read_all(files: Files, fd: int, path: Path) -> bytes:
