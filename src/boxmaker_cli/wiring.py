@@ -177,14 +177,17 @@ def _llama_server(config: Config, url: str, api_key: str | None) -> Inference:
     from boxmaker_adapters.llama_server.client import LlamaServer
 
     section = config.inference
-    return LlamaServer(
-        url,
-        api_key=api_key,
-        thinking_cap=section.thinking_cap,
-        load_timeout=section.load_timeout,
-        idle_timeout=section.idle_timeout,
-        sampling=section.sampling,
-    )
+    try:
+        return LlamaServer(
+            url,
+            api_key=api_key,
+            thinking_cap=section.thinking_cap,
+            load_timeout=section.load_timeout,
+            idle_timeout=section.idle_timeout,
+            sampling=section.sampling,
+        )
+    except ValueError as error:
+        raise config.error("inference", _one_line(error)) from None
 
 
 def _embedded(config: Config, closers: ExitStack) -> Inference:

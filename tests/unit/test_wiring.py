@@ -93,6 +93,7 @@ def test_a_script_beside_the_configuration_is_found(build: Build, tmp_path: Path
         ("[tools]\ndriver = 'nobody.has_this:make'", "tools.driver", "PYTHONPATH"),
         ("[tools]\ndriver = 'fakes.outside.dice:nope'", "tools.driver", "has no nope"),
         ("[tools]\ndriver = 'fakes.outside.fails_on_import:x'", "tools.driver", "a_module_that_nobody_has"),
+        ("[inference.sampling]\nid_slot = 1", "inference", "id_slot is set by boxmaker"),
         ("[store.options]\nx = 1", "store.options.x", "no such key"),
         ("[tools.options]\nx = 1", "tools.options.x", "no such key"),
         ("[inference.options]\nmodel = 'x'", "inference.options.model", "no such key"),
