@@ -19,13 +19,14 @@ while its number is in `server.busy_slots`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import select
 import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -46,7 +47,8 @@ class Reply:
 
     ``framing``: ``chunked`` (one chunk for each send), ``length`` or ``close`` (ends with the
     connection). ``piece``: bytes for each send; None sends as much as it can; a sequence is used in turn.
-    ``hold`` is waited for once ``hold_at`` bytes are out; with ``hold_at`` -1 before the headers.
+    ``hold`` is waited for once ``hold_at`` bytes are out; with ``hold_at`` -1 before the headers;
+    ``more_holds`` are further ones, each with its offset.
     ``cut``: after so many bytes the connection ends without a proper end; with ``reset``, by RST.
     """
 
@@ -58,6 +60,7 @@ class Reply:
     piece: int | Sequence[int] | None = None
     hold: threading.Event | None = None
     hold_at: int = 0
+    more_holds: Sequence[tuple[int, threading.Event]] = ()
     cut: int | None = None
     reset: bool = False
     gone: threading.Event = field(factory=threading.Event)
@@ -388,23 +391,18 @@ class FakeLlama:
             connection.close()
 
     def _play(self, connection: socket.socket, reply: Reply) -> None:
-        if reply.hold_at < 0:
-            self._hold(connection, reply)
+        if reply.hold is not None and reply.hold_at < 0:
+            self._hold(connection, reply.hold)
         if reply.framing == "none":
             return
         connection.sendall(_head(reply))
         body = reply.body if reply.cut is None else reply.body[: reply.cut]
         done = 0
-        for size in _sizes(reply.piece, len(body)):
-            end = min(done + size, len(body))
-            if reply.hold is not None and done <= reply.hold_at < end:
-                self._send(connection, reply, body[done : reply.hold_at])
-                done = reply.hold_at
-                self._hold(connection, reply)
-            self._send(connection, reply, body[done:end])
-            done = end
-        if reply.hold is not None and reply.hold_at >= len(body):
-            self._hold(connection, reply)
+        for size, hold in _steps(reply, len(body)):
+            self._send(connection, reply, body[done : done + size])
+            done += size
+            if hold is not None:
+                self._hold(connection, hold)
         if reply.cut is None and reply.framing == "chunked":
             connection.sendall(b"0\r\n\r\n")
 
@@ -416,11 +414,10 @@ class FakeLlama:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         connection.sendall(data)
 
-    def _hold(self, connection: socket.socket, reply: Reply) -> None:
-        """Wait for the reply's event; an end of the connection ends the wait."""
-        assert reply.hold is not None
+    def _hold(self, connection: socket.socket, hold: threading.Event) -> None:
+        """Wait for the event; an end of the connection ends the wait."""
         for _ in range(int(PATIENCE / 0.01)):
-            if reply.hold.wait(0.01):
+            if hold.wait(0.01):
                 return
             if self._closing.is_set():
                 raise ConnectionAbortedError
@@ -428,19 +425,23 @@ class FakeLlama:
                 raise ConnectionAbortedError
 
 
-def _sizes(piece: int | Sequence[int] | None, total: int) -> Iterable[int]:
-    if total == 0:
-        return
-    if piece is None:
-        yield total
-        return
-    sizes = [piece] if isinstance(piece, int) else list(piece)
-    done = turn = 0
-    while done < total:
-        size = sizes[turn % len(sizes)]
-        yield size
-        done += size
-        turn += 1
+def _steps(reply: Reply, total: int) -> Iterator[tuple[int, threading.Event | None]]:
+    """How many bytes to send next, and what to wait for then."""
+    holds = [] if reply.hold is None or reply.hold_at < 0 else [(reply.hold_at, reply.hold)]
+    holds = sorted([*holds, *reply.more_holds], key=lambda hold: hold[0])
+    sizes = itertools.cycle([total or 1] if reply.piece is None else _list(reply.piece))
+    done = 0
+    for at, hold in [*holds, (total, None)]:
+        stop = min(at, total)
+        while done < stop:
+            size = min(next(sizes), stop - done)
+            done += size
+            yield size, None
+        yield 0, hold
+
+
+def _list(piece: int | Sequence[int]) -> Sequence[int]:
+    return [piece] if isinstance(piece, int) else piece
 
 
 def _head(reply: Reply) -> bytes:

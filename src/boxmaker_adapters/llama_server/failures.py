@@ -57,7 +57,7 @@ class Refusal:
     context: int | None = None
 
     def __str__(self) -> str:
-        what = "no reason" if not self.message else short(self.message, 500)
+        what = "no reason" if not self.message else short(self.message, 300)
         kind = f" ({short(self.kind)})" if self.kind else ""
         status = "" if self.status is None else f"{self.status} "
         return f"{status}{what}{kind}"

@@ -22,7 +22,6 @@ from .server import NO_ANSWER, Server
 
 _TICK = 0.1
 _DEAD_LOOKS = 2
-_LOOK_SECONDS = 5.0
 
 
 class SlotGate:
@@ -80,13 +79,13 @@ class Slot(enum.Enum):
 def slot_state(server: Server, slot: int, cancel: Cancel) -> Slot:
     """What `server` says of `slot` now. Raises ShuttingDown once `cancel` is set."""
     try:
-        status, data = server.answer("/slots", seconds=_LOOK_SECONDS, cancel=cancel)
+        status, data = server.answer("/slots", seconds=server.connect_timeout, cancel=cancel)
         found = _state_in(data, slot) if status == 200 else Slot.HIDDEN
     except NO_ANSWER:
         found = Slot.HIDDEN  # older builds answer between two batches only
     if found is Slot.HIDDEN:
         try:
-            server.answer("/health", seconds=_LOOK_SECONDS, cancel=cancel)
+            server.answer("/health", seconds=server.connect_timeout, cancel=cancel)
         except NO_ANSWER:
             return Slot.DEAD
     return found
