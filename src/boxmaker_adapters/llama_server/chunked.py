@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 
 _LINE_BYTES = 4096
-# The end of the chunk before, the size, an extension that nobody uses, the end of the line.
-_SIZE = re.compile(rb"(?:\r?\n)?([0-9A-Fa-f]{1,15})(?:[ \t;][^\n]*)?\r?\n")
+# The size, an extension that nobody uses, the end of the line; before it the end of the last chunk.
+_FIRST = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t;][^\n]*)?\r?\n")
+_NEXT = re.compile(rb"\r?\n" + _FIRST.pattern)
 
 
 class BadChunk(ValueError):
@@ -21,6 +22,7 @@ class Dechunker:
 
     def __init__(self) -> None:
         self.ended = False
+        self._size = _FIRST
         self._left = 0  # bytes of the present chunk that have not come
         self._rest = b""  # the beginning of a size line
 
@@ -33,12 +35,13 @@ class Dechunker:
         found = [data[:at]]
         self._left -= at
         while at < end and not self.ended:
-            size = _SIZE.match(data, at)
+            size = self._size.match(data, at)
             if size is None:
                 self._rest = data[at:]
                 if len(self._rest) > _LINE_BYTES or b"\n" in self._rest[2:]:
                     raise BadChunk
                 break
+            self._size = _NEXT
             length, at = int(size[1], 16), size.end()
             found.append(data[at : at + length])
             self._left = max(0, at + length - end)
