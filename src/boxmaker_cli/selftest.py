@@ -21,6 +21,7 @@ from attrs import frozen
 from boxmaker_adapters.channel_protocol import check_path
 from boxmaker_core.baseline import Baseline
 from boxmaker_core.errors import BaselineError, BoxmakerError, InferenceError
+from boxmaker_core.messages import short
 from boxmaker_core.ports import Check, SelfTesting
 from boxmaker_core.tools import CORE
 
@@ -144,8 +145,12 @@ def _tools(wired: wiring.Wired) -> Check:
 
 def _driver_checks(wired: wiring.Wired, baseline: Baseline) -> Iterator[Check]:
     """What the inference driver looks at itself, if it does."""
-    if callable(getattr(type(wired.inference), "self_test", None)):
+    if not callable(getattr(type(wired.inference), "self_test", None)):
+        return
+    try:
         yield from cast(SelfTesting, wired.inference).self_test(baseline, wired.config.slot)
+    except Exception as error:
+        yield _broken_driver("inference", error)
 
 
 def _budget(wired: wiring.Wired, baseline: Baseline) -> Check:
@@ -156,6 +161,8 @@ def _budget(wired: wiring.Wired, baseline: Baseline) -> Check:
         return Check(name="baseline", status=FAIL, found=str(error))
     except InferenceError as error:
         return Check(name="baseline", status=FAIL, found=f"it could not be counted: {error}")
+    except Exception as error:
+        return _broken_driver("baseline", error)
     if tokens is None:
         return Check(
             name="baseline",
@@ -164,6 +171,15 @@ def _budget(wired: wiring.Wired, baseline: Baseline) -> Check:
             remedy="use a llama-server that has the count endpoints",
         )
     return Check(name="baseline", status=OK, found=f"{tokens} of {budget} tokens")
+
+
+def _broken_driver(name: str, error: Exception) -> Check:
+    return Check(
+        name=name,
+        status=FAIL,
+        found=f"the inference driver raised {type(error).__name__}: {short(str(error), 300)}",
+        remedy="that is a bug of the driver: report it to its maker",
+    )
 
 
 def as_text(check: Check) -> str:

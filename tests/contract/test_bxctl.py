@@ -369,6 +369,14 @@ def test_closed_standard_streams_are_no_reason_to_fall_over(folder: Path, loopd:
     assert b"Traceback" not in run.stderr
 
 
+@pytest.mark.parametrize("command", [["--help"], ["chat", "--say", "x"]])
+def test_a_full_disk_is_told(folder: Path, loopd: Loopd, command: list[str]) -> None:
+    with loopd([done("a")]), open("/dev/full", "wb") as full:
+        status, told = end(start(folder, command, full.fileno()))
+    assert status == 1
+    assert told.splitlines()[-1] == "error: No space left on device"
+
+
 def test_an_interrupt_leaves_and_says_how_to_go_on(folder: Path, loopd: Loopd) -> None:
     left = threading.Event()
     with loopd([content("a"), left, done("a")]) as fake:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -107,6 +108,16 @@ def test_closing_ends_it_and_may_be_repeated() -> None:
     engine = embedded_llama.start(SMALL)
     with ended(engine.pid):
         engine.close()
+    engine.close()
+
+
+def test_an_engine_that_ends_by_itself_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    engine = embedded_llama.start(SMALL)
+    with ended(engine.pid):
+        os.kill(engine.pid, signal.SIGKILL)
+    assert engine._keeper._thread is not None
+    engine._keeper._thread.join(PATIENCE)
+    assert "ended by itself" in caplog.text
     engine.close()
 
 

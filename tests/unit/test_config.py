@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -267,3 +268,23 @@ def test_places_follow_the_environment() -> None:
     for environ in ({}, {"HOME": ""}, {"HOME": "rel"}):
         with pytest.raises(places.BadPlace):
             places.state_home(environ)
+
+
+# docs/configuration.md
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+
+
+def test_every_key_is_documented_and_every_documented_key_is_known(tmp_path: Path) -> None:
+    documented = set(re.findall(r"^\| `\[(\w+)\] (\w+)`", PAGE, re.MULTILINE))
+    documented |= set(re.findall(r"^\| `\[(\w+)\.(\w+)\]`", PAGE, re.MULTILINE))
+    known = set()
+    for table in ("paths", "channel", "inference", "store", "tools", "slots", "loop", "baseline"):
+        why = refusal(tmp_path, f"[{table}]\nzzzzzz = 1").why
+        known |= {(table, key) for key in why.partition("known here: ")[2].split(", ")}
+    assert documented == known
+
+
+def test_the_small_example_is_valid(tmp_path: Path) -> None:
+    (example, *_) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert load(tmp_path, example).home == Path("/home/me/agent")

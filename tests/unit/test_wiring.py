@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +154,19 @@ def test_tools_of_another_package_are_run_beside_the_clock(build: Build) -> None
     assert isinstance(tools, WithClock)
     wired.close()
     assert tools.others.closed is True  # type: ignore[attr-defined]  # a Dice
+
+
+def test_the_driver_in_the_documentation_works(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_dice.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    wired = build("[tools]\ndriver = 'my_dice:make'\n")
+    rolled = wired.loop.tools.call(ToolRequest(call=1, tool="roll_dice", arguments='{"sides":1}'))
+    assert rolled == Result(content="1")
+    monkeypatch.delitem(sys.modules, "my_dice")
 
 
 def test_options_reach_the_factory_and_its_refusal_the_user(build: Build) -> None:
