@@ -285,6 +285,12 @@ def test_a_name_that_nobody_knows_is_not_asked_again() -> None:
     assert asked.retries == []
 
 
+def test_a_server_without_tls_is_told_so(server: FakeLlama) -> None:
+    asked = Asked(LlamaServer(server.url.replace("http:", "https:")))
+    assert "TLS" in asked.why
+    assert asked.retries == []
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -22,7 +22,7 @@ from fakes.fake_llama import (
     json_reply,
 )
 
-from boxmaker_adapters.llama_server import transport
+from boxmaker_adapters.llama_server import wire
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_core.errors import ShuttingDown
 from boxmaker_core.events import Content, Queued, Retrying, Waiting
@@ -86,9 +86,9 @@ def test_every_byte_is_a_sign_of_life(
     come = [threading.Event(), threading.Event()]
     first = Reply(body=sign + sign, hold=come[0], hold_at=len(sign))
     ticks = 0
-    original = transport._Link.silent
+    original = wire.Link.silent
 
-    def silent(link: transport._Link) -> None:
+    def silent(link: wire.Link) -> None:
         nonlocal ticks
         ticks += 1
         link.last -= 700.0 if ticks in (3, 6) else 0.0
@@ -98,7 +98,7 @@ def test_every_byte_is_a_sign_of_life(
         if ticks == 6:
             come[1].set()
 
-    monkeypatch.setattr(transport._Link, "silent", silent)
+    monkeypatch.setattr(wire.Link, "silent", silent)
     rest = answer("late")
     first.body += rest.body
     first.more_holds = [(2 * len(sign), come[1])]

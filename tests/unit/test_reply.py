@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxmaker_adapters.llama_server import reply as reply_module
-from boxmaker_adapters.llama_server.reply import Garbled, Reply, StreamRefused
+from boxmaker_adapters.llama_server.pieces import Garbled
+from boxmaker_adapters.llama_server.reply import Reply, StreamRefused
 from boxmaker_core import events
 from boxmaker_core.errors import SessionFull, ThinkingOverrun
 from boxmaker_core.events import ChatEvent

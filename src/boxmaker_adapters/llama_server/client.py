@@ -6,11 +6,8 @@ repeated, with the same bytes, and nothing of a failed attempt is kept (docs/inf
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-
-from attrs import define
 
 from boxmaker_core.baseline import Baseline
 from boxmaker_core.errors import InferenceError, SessionFull, ShuttingDown
@@ -22,16 +19,16 @@ from . import counting
 from .checks import self_test
 from .encode import encoder
 from .failures import Again, Refusal, Verdict, refusal_of_text, retry_after
-from .reply import Garbled, Reply, StreamRefused
+from .patience import Patience
+from .pieces import Garbled
+from .reply import Reply, StreamRefused
 from .server import ERROR_BYTES, NOT_A_SERVER, remedy, server
 from .slots import Slot, SlotGate, SlotWatch, slot_state
 from .sse import EVENT_BYTES, EventParser, EventTooLong
-from .transport import Answer, Broken, NotHttp, Unreachable
+from .transport import Answer, NotHttp
+from .wire import Broken, Unreachable
 
 CHAT = "/v1/chat/completions"
-RETRY_SECONDS = (0.5, 1.0, 2.0)
-RESAMPLES = 2
-LOAD_POLL_SECONDS = 1.0
 LAST_WORDS_SECONDS = 5.0
 """For the token counts that follow a whole answer; without them it is whole still."""
 
@@ -106,7 +103,7 @@ class LlamaServer(Inference, SelfTesting):
     def complete(self, request: Request, on_event: OnEvent, cancel: Cancel) -> Completion:
         """See `ports.Inference`."""
         body = self._encode(request)
-        patience = _Patience(load_timeout=self._load_timeout)
+        patience = Patience(load_timeout=self._load_timeout)
         with self._gate.hold(request.slot, on_event, cancel):
             while True:
                 try:
@@ -235,53 +232,3 @@ class LlamaServer(Inference, SelfTesting):
             return self._ask_context(cancel)
         except InferenceError:
             return None
-
-
-@define(eq=False, kw_only=True)
-class _Patience:
-    """How often a request was tried, and whether it is again."""
-
-    load_timeout: float
-    attempts: int = 0
-    _failures: int = 0
-    _resamples: int = 0
-    _loading: float = 0.0
-    _loading_since: float | None = None
-
-    def delay(self, failed: Again) -> float:
-        """Seconds until the next attempt. Raises InferenceError if there is none."""
-        self.attempts += 1
-        match failed.verdict:
-            case Verdict.LOADING:
-                return self._until_loaded(failed)
-            case Verdict.RESAMPLE:
-                self._resamples += 1
-                if self._resamples > RESAMPLES:
-                    self._give_up(
-                        failed, "its model keeps writing what its own parser refuses: ask otherwise"
-                    )
-                wait = RETRY_SECONDS[self._resamples - 1]
-            case _:
-                self._failures += 1
-                if self._failures > len(RETRY_SECONDS):
-                    self._give_up(failed, "")
-                wait = RETRY_SECONDS[self._failures - 1]
-        return wait if failed.after is None else failed.after
-
-    def _until_loaded(self, failed: Again) -> float:
-        now = time.monotonic()
-        if self._loading_since is None:
-            self._loading_since = now
-        if max(self._loading, now - self._loading_since) >= self.load_timeout:
-            raise InferenceError(
-                f"{failed.detail} for {self.load_timeout:g} s (load_timeout):"
-                " see llama-server's log, or allow it more time"
-            )
-        wait = LOAD_POLL_SECONDS if failed.after is None else failed.after
-        self._loading += max(wait, LOAD_POLL_SECONDS)
-        return wait
-
-    def _give_up(self, failed: Again, remedy: str) -> None:
-        raise InferenceError(
-            f"{failed.detail} (attempt {self.attempts}, the last)" + (f": {remedy}" if remedy else "")
-        )

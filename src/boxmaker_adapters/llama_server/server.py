@@ -18,7 +18,8 @@ from boxmaker_core.messages import short
 from boxmaker_core.ports import Cancel
 
 from .failures import Refusal, refusal_of_text
-from .transport import Answer, Broken, NotHttp, Unreachable, Watch, ask
+from .transport import Answer, NotHttp, ask
+from .wire import Broken, Unreachable, Watch
 
 PROBE_SECONDS = 10.0
 ERROR_BYTES = 64 * 1024
