@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -308,6 +307,8 @@ def _module_factory(config: Config, key: str, name: str) -> object:
 
 
 def _entry_point(config: Config, port: str, name: str) -> object:
+    from importlib import metadata  # slow to load, and needed for few
+
     points = {point.name: point for point in metadata.entry_points(group=GROUP)}
     if name not in points:
         installed = ", ".join(sorted(short(point)[1:-1] for point in points)) or "none"

@@ -458,3 +458,9 @@ def test_help_loads_neither_requests_nor_cattrs() -> None:
         assert run.stdout.startswith("Usage: bxctl")
         loaded = set(run.stderr.split())
         assert not loaded & {"requests", "urllib3", "cattrs", "attrs", "socket", "boxmaker_core", "tomllib"}
+
+
+def test_no_command_loads_requests() -> None:
+    code = "import sys, boxmaker_cli.bxctl, boxmaker_cli.chat, boxmaker_cli.quickstart; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(run.stdout.split()) & {"requests", "urllib3", "xllamacpp"}
