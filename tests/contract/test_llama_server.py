@@ -285,8 +285,17 @@ def test_a_name_that_nobody_knows_is_not_asked_again() -> None:
     assert asked.retries == []
 
 
+def test_a_server_that_never_shakes_hands_ends_at_the_connect_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        asked = Asked(LlamaServer(url, connect_timeout=0.3))
+    assert "TLS" in asked.why
+    assert "timed out" in asked.why
+    assert asked.retries == []
+
+
 def test_a_server_without_tls_is_told_so(server: FakeLlama) -> None:
-    asked = Asked(LlamaServer(server.url.replace("http:", "https:")))
+    asked = Asked(LlamaServer(server.url.replace("http:", "https:"), connect_timeout=1.0))
     assert "TLS" in asked.why
     assert asked.retries == []
 
@@ -421,8 +430,10 @@ def test_what_does_not_speak_http_is_told_so() -> None:
         def greet() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(100_000)
                 connection.sendall(b"SSH-2.0-\x1b[2J\r\n")
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(100_000):
+                    pass
 
         thread = threading.Thread(target=greet)
         thread.start()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fakes.asking import BASELINE, Asked, loading, request
 from fakes.fake_llama import (
+    PATIENCE,
     Answer,
     FakeLlama,
     Reply,
@@ -18,6 +19,7 @@ from fakes.fake_llama import (
     json_reply,
 )
 
+from boxmaker_adapters.llama_server import server as server_module
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_core.errors import InferenceError
 
@@ -114,6 +116,17 @@ def test_a_server_that_cannot_count_says_none(
     server.answers[f"{CHAT}/input_tokens"] = error(404, "File Not Found")
     server.answers[path] = missing
     assert driver.count(request()) is None
+
+
+def test_what_a_server_answers_is_read_up_to_a_bound(
+    server: FakeLlama, driver: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "ANSWER_BYTES", 50_000)
+    endless = Reply(body=b'{"tokens": [' + b"1," * 10_000_000, content_type="application/json")
+    server.answers["/props"] = endless
+    with pytest.raises(InferenceError, match="answered no JSON"):
+        assert driver.context
+    assert endless.gone.wait(PATIENCE)
 
 
 def test_a_count_that_fails_is_an_error(server: FakeLlama, driver: LlamaServer) -> None:

@@ -119,12 +119,14 @@ class Answer:
 
     def read(self, limit: int) -> bytes:
         """The body, or its first `limit` bytes."""
-        found = b""
+        found: list[bytes] = []
+        size = 0
         for piece in self.pieces():
-            found += piece
-            if len(found) >= limit:
+            found.append(piece)
+            size += len(piece)
+            if size >= limit:
                 break
-        return found[:limit]
+        return b"".join(found)[:limit]
 
 
 @contextmanager
@@ -148,9 +150,9 @@ def ask(
     try:
         try:
             response = adapter.send(request, stream=True, timeout=(connect_timeout, connect_timeout))
-        except requests.exceptions.SSLError as error:
-            raise Unreachable(f"TLS: {short(str(_bottom(error)), 200)}") from None
         except requests.RequestException as error:
+            if not link.ready:  # the connection was there, so what failed is the handshake on it
+                raise Unreachable(f"TLS: {short(str(_bottom(error)), 200)}") from None
             raise _translated(error) from None
         yield Answer(response, link)
     finally:

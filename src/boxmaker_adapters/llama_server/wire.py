@@ -42,6 +42,7 @@ class Link:
     watch: Watch
     sock: socket.socket | None = None
     reader: io.BufferedReader | None = None
+    ready: bool = False
     last: float = field(factory=time.monotonic)
 
     def silent(self) -> None:
@@ -98,6 +99,7 @@ class WatchedSocket:
         sock.settimeout(TICK)
         link.sock = self._sock = sock
         self._link = link
+        link.ready = True
 
     def sendall(self, data: bytes) -> None:
         left = memoryview(data)
