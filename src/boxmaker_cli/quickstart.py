@@ -46,6 +46,7 @@ driver = "embedded"
 
 [inference.sampling]
 temperature = 0
+max_tokens = 512  # a small model now and then does not find its end
 
 [baseline]
 system = "system.md"
