@@ -5,9 +5,10 @@ from .errors import BoxmakerError
 from .limits import Limits
 from .loop import Answer, Loop
 from .messages import Completion, SessionId, ToolCall, ToolSchema, Usage
-from .tools import Failed, Registry, Result, ToolRequest, ToolResponse
+from .tools import CORE, Failed, Registry, Result, ToolRequest, ToolResponse
 
 __all__ = [
+    "CORE",
     "Answer",
     "Baseline",
     "BoxmakerError",

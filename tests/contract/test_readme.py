@@ -1,0 +1,31 @@
+"""What the README shows works: its library example is run as it stands, but for the address of the server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fakes.fake_llama import FakeLlama, answer
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_the_library_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    with FakeLlama() as server:
+        server.script(answer(calls=[("c1", "clock", "{}")]), answer("It is late."))
+        exec(example.replace("http://127.0.0.1:8080", server.url), {})
+    assert capsys.readouterr().out == "It is late.\n"
+    log = (tmp_path / "agent" / "sessions" / "first" / "0.jsonl").read_text()
+    assert '"type":"tool_result"' in log
+
+
+def test_every_page_that_it_links_to_is_there() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert len(links) > 5
+    for link in links:
+        assert (Path(__file__).parents[2] / link).is_file(), link
