@@ -29,3 +29,12 @@ def test_every_page_that_it_links_to_is_there() -> None:
     assert len(links) > 5
     for link in links:
         assert (Path(__file__).parents[2] / link).is_file(), link
+
+
+def test_every_test_that_the_pages_name_is_there() -> None:
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`(tests/[\w/]+\.py)`", page.read_text())}
+    assert len(named) > 5
+    for name in sorted(named):
+        assert (root / name).is_file(), name

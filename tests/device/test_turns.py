@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import signal
+from pathlib import Path
 
-from fakes.real_engine import Box, MakeBox
+from fakes.real_engine import Box, MakeBox, Server
 
 from boxmaker_core import records, tools
 
@@ -77,3 +78,18 @@ def test_a_conversation_with_tools_goes_on_after_a_kill_and_never_loses_the_cach
     assert last.usage.prompt is not None
     assert first.cache_n is not None
     assert first.cache_n >= last.usage.prompt
+
+
+def test_two_calls_of_one_completion_both_run_and_the_cache_is_hit(make_box: MakeBox, server: Server) -> None:
+    parallel = (Path(__file__).parents[1] / "data" / "system-parallel.md").read_text()
+    box = make_box(slot=2, system=parallel if server.tiny else server.system)
+    text = "Echo sun and moon." if server.tiny else "Call your clock tool twice, in one answer, in parallel."
+    with box.serve():
+        run = box.say("s1", text)
+    assert run.returncode == 0, run.stderr
+    log = box.records("s1")
+    check_log(log)
+    if server.tiny:
+        first = next(record for record in log if isinstance(record, records.Assistant))
+        assert [tools.target(call) for call in first.tool_calls] == ["echo", "echo"]
+        assert results(log) == ["sun", "moon"]
