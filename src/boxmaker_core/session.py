@@ -87,7 +87,7 @@ class Session:
                 self._uncounted(record.content or "", record.reasoning_content or "")
             case records.Usage():
                 self.last_usage = record.usage
-                if record.usage.prompt is not None:
+                if record.usage.prompt is not None and record.predicted_n is not None:
                     self.uncounted_bytes = self.uncounted_messages = 0
             case records.ToolResult():
                 self.last_answer = None

@@ -108,6 +108,11 @@ def test_what_usage_does_not_cover_is_known_from_above() -> None:
     assert (session.uncounted_bytes, session.uncounted_messages) == (3, 1)
 
 
+def test_an_answer_that_nobody_counted_stays_uncounted() -> None:
+    session = Session.replay(log(user("é"), assistant(content="abc"), usage(0, 9, None)))
+    assert (session.uncounted_bytes, session.uncounted_messages) == (5, 2)
+
+
 def test_chat_messages_only_grow_at_the_end() -> None:
     records_ = log(
         user("u"), assistant(call(), content=None, reasoning="r"), usage(), loss(1, 0), result(1), assistant()
