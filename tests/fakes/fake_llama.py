@@ -233,10 +233,10 @@ class FakeLlama:
             "/health": lambda _: json_reply({"status": "ok"}),
             "/props": lambda _: json_reply(self._props()),
             "/slots": lambda _: json_reply(self._slots()),
-            "/apply-template": lambda body: json_reply({"prompt": self._prompt(body)}),
+            "/apply-template": lambda body: json_reply({"prompt": self.prompt(body)}),
             "/tokenize": lambda body: json_reply({"tokens": self._tokens(body["content"])}),
             "/v1/chat/completions/input_tokens": lambda body: json_reply(
-                {"input_tokens": len(self._tokens(self._prompt(body))), "object": "response.input_tokens"}
+                {"input_tokens": len(self._tokens(self.prompt(body))), "object": "response.input_tokens"}
             ),
         }
         self.requests: list[Got] = []
@@ -324,7 +324,7 @@ class FakeLlama:
         ]
 
     @staticmethod
-    def _prompt(body: Json) -> str:
+    def prompt(body: Json) -> str:
         return json.dumps([body.get("tools", []), body["messages"]], ensure_ascii=False)
 
     @staticmethod
