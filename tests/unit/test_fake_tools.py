@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
-from strategies import texts
+from strategies import json_values, texts
 
 from boxmaker_adapters.fake_tools import ECHO, SCHEMAS, FakeTools
 from boxmaker_core.baseline import dump
@@ -65,6 +65,24 @@ def test_echo_says_what_is_wrong(arguments: str, why: str) -> None:
     response = ask("echo", arguments)
     assert isinstance(response, Failed)
     assert why in response.reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nothing_of_the_kind", "", " clock ", "Clock", "__class__", "x\x1b" * 5000],
+    ids=lambda name: repr(name[:9]),
+)
+def test_a_tool_that_is_not_there_is_a_failure(name: str) -> None:
+    response = ask(name, "{}")
+    assert isinstance(response, Failed)
+    assert response.reason.isprintable()
+    assert len(response.reason) < 500
+
+
+@given(json_values, texts)
+def test_whatever_the_arguments_are_there_is_a_response(value: object, text: str) -> None:
+    for arguments in (dump(value), dump({"text": value}), text):
+        assert isinstance(ask("echo", arguments), Result | Failed)
 
 
 def test_the_registry_is_told_of_echo_alone() -> None:
