@@ -118,11 +118,13 @@ _TEXT_EVENTS: dict[type[events.TurnEvent], str] = {
 def encode_event(event: events.TurnEvent, number: int) -> bytes:
     """The bytes of a `TurnEvent` message; the two events that come for each token are quick to encode.
 
-    Raises FrameError.
+    Raises FrameError, and BadMessage for what a client would refuse, and with it the rest of the turn.
     """
     start = _TEXT_EVENTS.get(type(event))
     if start is None:
-        return encode_frame(to_frame(TurnEvent(event=event), number))
+        frame = to_frame(TurnEvent(event=event), number)
+        from_frame(frame)
+        return encode_frame(frame)
     assert isinstance(event, events.Content | events.Reasoning)
     return encode_body(number, "turn_event", False, f"{start}{encode_basestring(event.text)}}}}}")
 

@@ -39,11 +39,14 @@ def wait_for(event: threading.Event) -> None:
 
 
 class RawClient:
-    """One connection, with nothing done by itself."""
+    """One connection, with nothing done by itself: to the socket at a path, or one that is there."""
 
-    def __init__(self, path: Path) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(str(path))
+    def __init__(self, to: Path | socket.socket) -> None:
+        if isinstance(to, Path):
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.connect(str(to))
+        else:
+            self.sock = to
         self.sock.settimeout(PATIENCE)
         self._reader = FrameReader(self.sock.recv)
 
