@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fakes import logs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from boxmaker_core.ports import Request
 from boxmaker_core.records import LogRecord
 from boxmaker_core.session import Session
 from boxmaker_core.tools import CORE
-from fakes import logs
 
 BASELINE = Baseline(system="Be brief.", tools=CORE)
 ENCODE = encoder(thinking_cap=4096, sampling={"temperature": 0.5})

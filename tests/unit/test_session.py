@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from fakes.logs import NOW, assistant, call, log, loss, result, start, usage, user
 
 from boxmaker_core import messages, records
 from boxmaker_core.errors import IllegalRecord
 from boxmaker_core.records import chat_messages
 from boxmaker_core.session import Session
-from fakes.logs import NOW, assistant, call, log, loss, result, start, usage, user
 
 END = records.EpochEnd(time=NOW)
 

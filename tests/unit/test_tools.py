@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from fakes.logs import call
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from boxmaker_core.tools import (
     resolve,
     target,
 )
-from fakes.logs import call
 
 
 def schema(name: str, description: str = "") -> ToolSchema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fakes.logs import assistant, call, log, result, usage, user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,6 @@ from boxmaker_core.turn import (
     TakeMessage,
     decide,
 )
-from fakes.logs import assistant, call, log, result, usage, user
 
 REGISTRY = Registry([ToolSchema(name="echo", description="", parameters={})])
 RUNNING = Moment(user_appended=True)
