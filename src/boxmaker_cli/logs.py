@@ -28,6 +28,7 @@ from .render import line
 LOG = logging.getLogger("boxmaker")
 
 TEXT_LENGTH = 2000
+"""Most characters of a field, since clients and models choose some of them; a trace is ours and whole."""
 
 
 def set_up(*, as_json: bool) -> None:
@@ -54,12 +55,14 @@ class _Text(logging.Formatter):
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry = {"time": _time(record), "level": record.levelname.lower(), "event": record.getMessage()}
+        text = record.getMessage()[:TEXT_LENGTH]
+        entry = {"time": _time(record), "level": record.levelname.lower(), "event": text}
         return json.dumps({**entry, **_fields(record)}, default=str)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = dict(getattr(record, "fields", {}))
+    given: dict[str, Any] = getattr(record, "fields", {})
+    fields = {name: value[:TEXT_LENGTH] if isinstance(value, str) else value for name, value in given.items()}
     if record.exc_info:
         fields["trace"] = logging.Formatter().formatException(record.exc_info)
     return fields
@@ -103,7 +106,7 @@ class LoggedTurns:
             code, usage, detail = "done", answer.usage, self._text(answer.content)
             return answer
         except BoxmakerError as error:
-            code, detail = error.code, {"detail": str(error)[:TEXT_LENGTH]}
+            code, detail = error.code, {"detail": str(error)}
             raise
         finally:
             event(
@@ -116,7 +119,7 @@ class LoggedTurns:
             )
 
     def _text(self, text: str) -> dict[str, str]:
-        return {"text": text[:TEXT_LENGTH]} if self.text else {}
+        return {"text": text} if self.text else {}
 
 
 def _log_event(session: str, happened: TurnEvent) -> None:
@@ -136,7 +139,7 @@ def _log_event(session: str, happened: TurnEvent) -> None:
                 session=session,
                 attempt=happened.attempt,
                 after_ms=happened.after_ms,
-                error=happened.error[:TEXT_LENGTH],
+                error=happened.error,
             )
         case events.CacheLoss():
             event(
