@@ -209,6 +209,17 @@ def test_several_calls_may_stand_in_one_delta() -> None:
     assert len(Taken(chunk({"tool_calls": two}), STOP).completion.tool_calls) == 2
 
 
+@pytest.mark.parametrize("key", [{"id": ""}, {"id": None}, {}])
+def test_without_an_index_and_an_id_a_name_begins_a_call(key: dict[str, str | None]) -> None:
+    pieces = [
+        {**key, "function": {"name": "echo", "arguments": '{"a":'}},
+        {**key, "function": {"arguments": "1}"}},
+        {**key, "function": {"name": "echo", "arguments": '{"a":2}'}},
+    ]
+    made = Taken(*(chunk({"tool_calls": [piece]}) for piece in pieces), STOP).completion.tool_calls
+    assert [call.arguments for call in made] == ['{"a":1}', '{"a":2}']
+
+
 def test_there_may_not_be_more_than_so_many_calls() -> None:
     most = [call(n, str(n), "t", "{}") for n in range(128)]
     assert len(Taken(*most, STOP).completion.tool_calls) == 128

@@ -57,7 +57,7 @@ class Calls:
         call: _Call | None
         if index is None:
             call = self._calls[-1] if self._calls else None
-            new = bool(name) and call_id != (call and call.id)
+            new = bool(name) and not (call_id and call is not None and call_id == call.id)
         elif type(index) is int:
             call = self._at.get(index)
             new = False
