@@ -70,6 +70,11 @@ class Session:
         assert isinstance(first, records.SessionStart)
         return first
 
+    @property
+    def ended(self) -> bool:
+        """Whether its epoch is over, so that nothing more can follow."""
+        return isinstance(self.records[-1], records.EpochEnd)
+
     def apply(self, record: LogRecord) -> None:
         """Take one more record. Raises IllegalRecord and then has changed nothing."""
         why = self._objection(record)

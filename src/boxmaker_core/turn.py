@@ -21,6 +21,8 @@ Rules, in the order in which `decide` applies them:
    completion with repeats end the turn. The model is asked only after a user message or a result, so no
    request ever ends on an assistant message.
 
+A session whose epoch has ended takes no turn, since no record could follow.
+
 In the last allowed iteration a repeat ends nothing more: the iteration limit does (docs/architecture.md).
 """
 
@@ -102,6 +104,12 @@ def decide(session: Session, moment: Moment, *, registry: Registry, limits: Limi
     """The next command; total over every legal session."""
     if session.open_calls:
         return _settle(session, session.open_calls[0], moment, registry, limits)
+    if session.ended:
+        return Fail(
+            error=BoxmakerError(
+                "the session's epoch has ended, and this boxmaker begins no other: start a new session"
+            )
+        )
     if not moment.user_appended:
         return Fail(error=ShuttingDown()) if moment.cancelled else TakeMessage()
     if moment.ending is Ending.CUT:

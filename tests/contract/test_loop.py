@@ -33,6 +33,7 @@ from boxmaker_core import (
 from boxmaker_core.errors import (
     BadInput,
     BaselineError,
+    BoxmakerError,
     InferenceError,
     LogCorrupt,
     LogWriteFailed,
@@ -419,6 +420,19 @@ def test_a_log_in_an_order_that_cannot_be_is_refused_by_line(bench: Bench) -> No
     log.close()
     with pytest.raises(LogCorrupt, match="line 7: nothing follows an epoch_end"):
         bench.turn(resume=True)
+
+
+def test_a_session_whose_epoch_has_ended_is_refused_and_its_log_stays_as_it_is(bench: Bench) -> None:
+    bench.play(says(), says())
+    bench.turn()
+    log = bench.store.open(records.SessionId("s1"))
+    log.append(records.EpochEnd(time=bench.clock()))
+    log.close()
+    before = bench.records()
+    for _ in range(2):
+        with pytest.raises(BoxmakerError, match="start a new session"):
+            bench.turn(resume=True)
+    assert bench.records() == before
 
 
 # Busy, cancelled, failing

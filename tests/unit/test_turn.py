@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from fakes.logs import assistant, call, log, result, usage, user
+from fakes.logs import NOW, assistant, call, log, result, usage, user
 from hypothesis import given
 from hypothesis import strategies as st
 
 from boxmaker_core import Limits, Registry, ToolSchema, messages
 from boxmaker_core.errors import ShuttingDown, TurnLimit
 from boxmaker_core.messages import Ending
-from boxmaker_core.records import LogRecord
+from boxmaker_core.records import EpochEnd, LogRecord
 from boxmaker_core.session import Session
 from boxmaker_core.turn import (
     CUT_OFF,
@@ -54,6 +54,12 @@ ECHO = call("call_tool", '{"name":"echo","arguments":{"text":"x"}}')
 def test_a_turn_opens_by_taking_the_message() -> None:
     assert next_command(log(), OPENING) == TakeMessage()
     assert next_command(tool_turn(call()), OPENING) == TakeMessage()
+
+
+def test_a_session_whose_epoch_has_ended_takes_no_message() -> None:
+    refused = next_command([*log(user(), assistant(), usage()), EpochEnd(time=NOW)], OPENING)
+    assert isinstance(refused, Fail)
+    assert "start a new session" in str(refused.error)
 
 
 def test_the_model_is_asked_after_a_user_and_after_results() -> None:
