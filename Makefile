@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export SAY
 
-.PHONY: setup chat test check lint verify-device clean
+.PHONY: setup chat test check lint verify-device recordings clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -34,6 +34,10 @@ check: lint test
 # The promises on a real llama.cpp server: one that the tests start, or the one at BOXMAKER_LLAMA_URL.
 verify-device: $(READY)
 	$(BIN)/python -m pytest tests/device -v
+
+# What a real engine sends, for the tests that replay it (docs/reliability.md, "Recordings").
+recordings: $(READY)
+	$(BIN)/python tests/record.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -22,16 +22,15 @@ from fakes.fake_llama import (
     full,
     hang_up,
     json_reply,
-    recorded,
     timings,
 )
+from fakes.recordings import REFUSALS, STREAMS, outcome
 
 from boxmaker_adapters.llama_server.client import LlamaServer
+from boxmaker_adapters.llama_server.sse import EventParser
 from boxmaker_core.errors import SessionFull, ThinkingOverrun
 from boxmaker_core.events import Content, Progress, ThinkingCapped
 from boxmaker_core.messages import Completion, Ending, ToolCall, Usage
-
-RECORDINGS = Path(__file__).parent.parent / "data" / "recordings"
 
 
 @pytest.fixture
@@ -147,31 +146,52 @@ def test_a_whole_answer_with_everything(server: FakeLlama, driver: LlamaServer) 
     ]
 
 
-CALL_TOOL = Completion(
-    content=None,
-    tool_calls=(
-        ToolCall(
-            id="YbOXQG9WMUpdx40QCJqY5vOZUjuwgX0p",
-            name="call_tool",
-            arguments='{"name": "echo", "arguments": {"text": "good morning"}}',
-        ),
-    ),
-    usage=Usage(cache_n=1052, prompt_n=59, predicted_n=42, reasoning_tokens=0),
-)
-
-
 @pytest.mark.parametrize("framing", ["chunked", "length", "close"])
 @pytest.mark.parametrize("piece", [None, 1, (1, 7, 400), 1000])
+@pytest.mark.parametrize("name", [name for name in STREAMS if name != "unparsable"])
 def test_recorded_streams_come_out_the_same_however_they_are_sent(
-    server: FakeLlama, driver: LlamaServer, framing: str, piece: Any
+    server: FakeLlama, name: str, framing: str, piece: Any
 ) -> None:
-    for name in ("plain", "call_tool"):
-        server.script(recorded(RECORDINGS / f"{name}.sse", framing=framing, piece=piece))
-    plain = Asked(driver)
-    assert plain.completion is not None
-    assert plain.completion.content == "Hello! How can I help you today?"
-    assert "".join(e.text for e in plain.events if isinstance(e, Content)) == plain.completion.content
-    assert Asked(driver).completion == CALL_TOOL
+    recording = STREAMS[name]
+    server.context = recording.context
+    server.script(Reply(body=recording.body, framing=framing, piece=piece))
+    driver = LlamaServer(server.url, thinking_cap=recording.thinking_cap)
+    asked, expected = Asked(driver), outcome(recording, [EventParser().feed(recording.body)])
+    assert asked.events == expected.told
+    if isinstance(expected.end, Completion):
+        assert asked.completion == expected.end
+    else:
+        assert isinstance(asked.error, SessionFull)
+
+
+def test_a_recorded_failure_of_the_servers_parser_is_asked_again_and_told_in_its_words(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    reply = Reply(body=STREAMS["unparsable"].body)
+    server.script(reply, answer("hi"), reply, reply, reply)
+    assert Asked(driver).completion is not None
+    assert "does not match the expected" in Asked(driver).why
+    assert len(server.chats) == 5
+
+
+def test_a_recorded_refusal_of_a_prompt_is_told_with_its_numbers(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    recording = REFUSALS["overflow"]
+    about = recording.about
+    server.script(
+        Reply(
+            body=recording.body,
+            status=about["status"],
+            content_type=about["content_type"],
+            framing="length",
+        )
+    )
+    asked = Asked(driver)
+    assert isinstance(asked.error, SessionFull)
+    assert asked.error.context == recording.context
+    assert asked.error.prompt is not None
+    assert asked.error.prompt > recording.context
 
 
 def test_an_answer_is_whole_once_its_finish_reason_came(server: FakeLlama, driver: LlamaServer) -> None:

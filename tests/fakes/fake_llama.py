@@ -27,7 +27,6 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -200,11 +199,6 @@ def answer_of(completion: Completion, **more: Any) -> Reply:
         calls=completion.tool_calls,
         **more,
     )
-
-
-def recorded(path: Path, **more: Any) -> Reply:
-    """A recorded event stream from a file."""
-    return Reply(body=path.read_bytes(), **more)
 
 
 @frozen(kw_only=True)
