@@ -27,10 +27,6 @@ from .server import NO_ANSWER, NOT_A_SERVER, PROBE_SECONDS, Refused, Server, Tro
 _NOW = datetime(2000, 1, 1, tzinfo=UTC)
 _CALL_MARK = "boxmaker-call"
 _RESULT_MARK = "boxmaker-result"
-_THOUGHT_MARK = "boxmaker-thought"
-_OTHER_TEMPLATE = (
-    "use a model with a chat template for tools, or give llama-server one (--chat-template-file)"
-)
 
 
 def self_test(
