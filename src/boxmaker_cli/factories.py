@@ -81,9 +81,14 @@ def _import(config: Config, key: str, name: str, load: Callable[[], object]) -> 
         ) from error
 
 
-def need(config: Config, port: str, made: object, methods: Sequence[str], what: str) -> None:
+def need(
+    config: Config, port: str, made: object, methods: Sequence[str], what: str, attributes: Sequence[str] = ()
+) -> None:
+    """See that a driver has what its port asks for. Raises ConfigError that names what is missing."""
     # Asked of the class: a property of a driver may ask its server.
     missing = [name for name in methods if not callable(getattr(type(made), name, None))]
+    own = getattr(made, "__dict__", {})
+    missing += [name for name in attributes if not hasattr(type(made), name) and name not in own]
     if missing:
         raise config.error(
             f"{port}.driver", f"the factory gave {kind(made)} without {', '.join(missing)}: {what} is needed"

@@ -96,7 +96,7 @@ def _inference(config: Config, closers: ExitStack) -> Inference:
             return _scripted(config)
         case name:
             made = factories.make(config, "inference", name, section.options, closers)
-            factories.need(config, "inference", made, ("count", "complete"), "an Inference")
+            factories.need(config, "inference", made, ("count", "complete"), "an Inference", ("context",))
             return cast(Inference, made)
 
 

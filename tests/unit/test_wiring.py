@@ -141,6 +141,12 @@ def test_a_value_that_is_no_driver_is_refused(build: Build, port: str) -> None:
     assert (error.key, "is needed" in error.why) == (f"{port}.driver", True)
 
 
+def test_an_inference_driver_needs_a_context_of_any_kind(build: Build) -> None:
+    error = refused(build, "[inference]\ndriver = 'fakes.outside.models:Forgetful'")
+    assert (error.key, "without context" in error.why) == ("inference.driver", True)
+    assert build("[inference]\ndriver = 'fakes.outside.models:Plain'").inference.context is None
+
+
 def test_tools_of_another_package_are_run_beside_the_clock(build: Build) -> None:
     wired = build("[tools]\ndriver = 'fakes.outside.dice:make'\n[tools.options]\nseed = 7\n")
     tools = wired.loop.tools

@@ -43,3 +43,19 @@ class Doubting(Parrot):
         if "raise" in self._options:
             raise RuntimeError("no\nmood")
         yield Check(name="mood", status=self._options["status"], found="so", remedy="a biscuit")
+
+
+class Forgetful:
+    """An inference driver but for its context."""
+
+    count, complete = Parrot.count, Parrot.complete
+
+    def __init__(self, _: Mapping[str, Any]) -> None:
+        pass
+
+
+class Plain(Forgetful):
+    """One whose context is a plain attribute."""
+
+    def __init__(self, _: Mapping[str, Any]) -> None:
+        self.context = None
