@@ -76,6 +76,8 @@ def _run(
     undo.callback(wired.close)
     note(_drivers(config))
     note(_tools(wired))
+    if not note(_store(wired)):
+        return None
     try:
         baseline = wired.baselines.assemble()
     except BaselineError as error:
@@ -143,6 +145,18 @@ def _tools(wired: wiring.Wired) -> Check:
     return Check(name="tools", status=OK, found=", ".join(names))
 
 
+def _store(wired: wiring.Wired) -> Check:
+    """That the sessions can be reached, which would else be found out by the first turn."""
+    try:
+        count = len(wired.loop.store.sessions())
+    except BoxmakerError as error:
+        remedy = "see to that folder, or name another with [paths] home"
+        return Check(name="store", status=FAIL, found=str(error), remedy=remedy)
+    except Exception as error:
+        return _broken_driver("store", "store", error)
+    return Check(name="store", status=OK, found="1 session" if count == 1 else f"{count} sessions")
+
+
 def _driver_checks(wired: wiring.Wired, baseline: Baseline) -> Iterator[Check]:
     """What the inference driver looks at itself, if it does."""
     if not callable(getattr(type(wired.inference), "self_test", None)):
@@ -150,7 +164,7 @@ def _driver_checks(wired: wiring.Wired, baseline: Baseline) -> Iterator[Check]:
     try:
         yield from cast(SelfTesting, wired.inference).self_test(baseline, wired.config.slot)
     except Exception as error:
-        yield _broken_driver("inference", error)
+        yield _broken_driver("inference", "inference", error)
 
 
 def _budget(wired: wiring.Wired, baseline: Baseline) -> Check:
@@ -162,7 +176,7 @@ def _budget(wired: wiring.Wired, baseline: Baseline) -> Check:
     except InferenceError as error:
         return Check(name="baseline", status=FAIL, found=f"it could not be counted: {error}")
     except Exception as error:
-        return _broken_driver("baseline", error)
+        return _broken_driver("baseline", "inference", error)
     if tokens is None:
         return Check(
             name="baseline",
@@ -173,11 +187,11 @@ def _budget(wired: wiring.Wired, baseline: Baseline) -> Check:
     return Check(name="baseline", status=OK, found=f"{tokens} of {budget} tokens")
 
 
-def _broken_driver(name: str, error: Exception) -> Check:
+def _broken_driver(name: str, driver: str, error: Exception) -> Check:
     return Check(
         name=name,
         status=FAIL,
-        found=f"the inference driver raised {type(error).__name__}: {short(str(error), 300)}",
+        found=f"the {driver} driver raised {type(error).__name__}: {short(str(error), 300)}",
         remedy="that is a bug of the driver: report it to its maker",
     )
 

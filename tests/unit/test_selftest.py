@@ -39,7 +39,14 @@ def found(outcome: Outcome) -> list[tuple[str, str]]:
     return [(check.name, check.status) for check in outcome.checks]
 
 
-BEFORE = [("config", "ok"), ("home", "ok"), ("socket", "ok"), ("drivers", "ok"), ("tools", "ok")]
+BEFORE = [
+    ("config", "ok"),
+    ("home", "ok"),
+    ("socket", "ok"),
+    ("drivers", "ok"),
+    ("tools", "ok"),
+    ("store", "ok"),
+]
 
 
 def test_checks_come_in_order_and_are_told_as_they_come(run: Run) -> None:
@@ -56,7 +63,7 @@ def test_checks_come_in_order_and_are_told_as_they_come(run: Run) -> None:
 def test_a_drivers_own_checks_are_asked_for(run: Run) -> None:
     outcome = run("Doubting", "status = 'warn'", "[slots]\nmain = 3")
     assert found(outcome) == [*BEFORE, ("mood", "ok"), ("mood", "warn"), ("baseline", "warn")]
-    assert outcome.checks[5].found == "3 tools, slot 3"
+    assert outcome.checks[6].found == "3 tools, slot 3"
     assert outcome.wired is not None
     outcome.wired.close()
 
@@ -78,6 +85,19 @@ def test_a_failure_hands_out_nothing_and_closes_what_was_built(
     assert words in outcome.checks[-1].found
     assert selftest.as_text(outcome.checks[-1]).count("\x1b") == 0
     assert models.CLOSED == ["hi"]
+
+
+def test_sessions_that_cannot_be_reached_are_told_before_the_first_turn(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / "sessions").symlink_to(tmp_path)
+    outcome = run()
+    assert outcome.wired is None
+    assert found(outcome)[-1] == ("store", "fail")
+    assert str(tmp_path / "home" / "sessions") in outcome.checks[-1].found
+    (tmp_path / "home" / "sessions").unlink()
+    outcome = run()
+    assert outcome.wired is not None
+    outcome.wired.close()
 
 
 def test_a_store_that_does_not_wait_for_the_disk_is_a_warning(run: Run) -> None:
