@@ -150,7 +150,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     if len(text.encode(errors="replace")) > ARGUMENT_BYTES:
         raise BadArguments(f"they have more than {ARGUMENT_BYTES} bytes")
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_int=_int, parse_float=_float)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise BadArguments(f"they nest deeper than {ARGUMENT_DEPTH} levels") from None
     except json.JSONDecodeError as error:
@@ -176,6 +176,10 @@ def _float(digits: str) -> float:
     if math.isinf(value):
         raise BadArguments(f"the number {short(digits)} is too large")
     return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_int=_int, parse_float=_float)
+"""Made once: a request asks for the arguments of every call of its session."""
 
 
 def _check_depth_and_text(value: dict[str, Any]) -> None:
