@@ -93,6 +93,10 @@ class MemoryLog(SessionLog):
         return f"memory:{self._session}"
 
     @property
+    def remedy(self) -> str:
+        return "start another session"
+
+    @property
     def records(self) -> Sequence[LogRecord]:
         return self._records
 

@@ -1,4 +1,4 @@
-"""``bxctl``, the command line client: talks to a daemon, or with ``quickstart`` brings one along.
+"""``bxctl``, the command line client: talks to a daemon, with ``quickstart`` brings one along, mends logs.
 
 What a command needs is loaded when it runs, so that ``--help`` costs next to nothing.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from . import program
+
+if TYPE_CHECKING:
+    from boxmaker_core.messages import SessionId
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,14 +103,63 @@ def quickstart(session: str | None, no_thinking: bool, say: str | None, as_json:
     sys.exit(status)
 
 
-def _checked(session: str | None) -> str | None:
+@bxctl.command()
+@click.argument("session", metavar="ID")
+@click.option(
+    "--config",
+    type=click.Path(),
+    metavar="PATH",
+    help="The daemon's configuration; its home is where to look.",
+)
+@click.option(
+    "--home",
+    type=click.Path(),
+    metavar="PATH",
+    help="The folder with the sessions folder. [default: BOXMAKER_HOME or /var/lib/boxmaker]",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--check", is_flag=True, help="Only tell what is wrong and what would be left out.")
+def repair(session: str, config: str | None, home: str | None, yes: bool, check: bool) -> None:
+    """Mend the log of a session that turns are refused on.
+
+    Keeps what is good from the log's start, and a copy of the whole log beside it. Works on the files; a
+    daemon may run, a turn on the session may not.
+
+    Exit status: 0 nothing to mend or mended, 1 not mended (with --check: something is to be mended), 2 wrong
+    usage.
+    """
+    from pathlib import Path
+
+    from boxmaker_core.errors import BoxmakerError
+
+    from . import places
+    from .repair import Options, home_of, run
+
+    name = _checked(session, "ID")
+    assert name is not None
+    if config is not None and home is not None:
+        raise click.UsageError("give --config or --home, not both")
+    try:
+        if config is not None:
+            found = home_of(Path(config), os.environ)
+        else:
+            found = Path(os.path.abspath(home)) if home is not None else places.default_home(os.environ)
+    except places.BadPlace as error:
+        raise click.UsageError(f"{error}; or give --home") from None
+    except BoxmakerError as error:
+        program.say(f"error: {error}")
+        sys.exit(1)
+    sys.exit(run(Options(session=name, home=found, yes=yes, check=check)))
+
+
+def _checked(session: str | None, hint: str = "--session") -> SessionId | None:
     from boxmaker_core.errors import BadInput
     from boxmaker_core.messages import session_id
 
     try:
         return None if session is None else session_id(session)
     except BadInput as error:
-        raise click.BadParameter(str(error), param_hint="--session") from None
+        raise click.BadParameter(str(error), param_hint=hint) from None
 
 
 def main() -> NoReturn:

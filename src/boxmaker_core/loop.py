@@ -28,6 +28,8 @@ from .turn import AnswerCall, AskModel, Fail, Finish, Moment, RunCall, TakeMessa
 
 MESSAGE_TOKENS = 64
 """More than any known template spends on a message beside its text; for estimates from above."""
+UNCOUNTED_BYTES = 1024
+"""So long a message is taken without asking a server that cannot be asked whether it fits."""
 
 
 @frozen(kw_only=True)
@@ -117,7 +119,7 @@ def _replay(log: SessionLog) -> Session:
     try:
         return Session.replay(log.records)
     except IllegalRecord as error:
-        raise LogCorrupt(log.where, error.index + 1, error.why) from error
+        raise LogCorrupt(log.where, error.index + 1, error.why, log.remedy) from error
 
 
 @define(kw_only=True)
@@ -178,7 +180,16 @@ class _Turn:
 
         Room is kept for an answer: a prompt that just fits would end the session at its first words.
         """
-        context = self._ask_server(lambda: self.loop.inference.context)
+        try:
+            self._check_count(user)
+        except InferenceError as error:
+            # Asking the model will tell that properly, with retries, but a long message that turned out
+            # not to fit would have ended the session by then.
+            if isinstance(error, SessionFull) or len(user.content.encode()) > UNCOUNTED_BYTES:
+                raise
+
+    def _check_count(self, user: records.User) -> None:
+        context = self.loop.inference.context
         if context is None:
             return
         room = context - min(256, context // 16)
@@ -202,15 +213,7 @@ class _Turn:
         return last.prompt + (last.predicted_n or 0) + 2 * size + MESSAGE_TOKENS * messages
 
     def _count(self, user: records.User) -> int | None:
-        return self._ask_server(lambda: self.loop.inference.count(self._request(user)))
-
-    @staticmethod
-    def _ask_server(question: Callable[[], int | None]) -> int | None:
-        """None as well when the server fails: asking the model will tell that properly, with retries."""
-        try:
-            return question()
-        except InferenceError:
-            return None
+        return self.loop.inference.count(self._request(user))
 
     def _ask(self) -> None:
         before = self.session.last_usage

@@ -80,6 +80,11 @@ class SessionLog(Protocol):
         ...
 
     @property
+    def remedy(self) -> str:
+        """What a user can do about records in an order that cannot be; follows the reason in an error."""
+        ...
+
+    @property
     def records(self) -> Sequence[LogRecord]:
         """The records when it was opened or created."""
         ...

@@ -451,7 +451,7 @@ def test_help_loads_neither_requests_nor_cattrs() -> None:
         "bxctl.bxctl.main(sys.argv[1:], 'bxctl', standalone_mode=False)\n"
         "print(*sys.modules, file=sys.stderr)"
     )
-    for arguments in (["--help"], ["chat", "--help"], ["quickstart", "--help"]):
+    for arguments in (["--help"], ["chat", "--help"], ["quickstart", "--help"], ["repair", "-h"]):
         run = subprocess.run(
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
         )

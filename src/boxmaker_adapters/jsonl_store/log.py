@@ -22,7 +22,7 @@ from boxmaker_core.ports import SessionLog
 from boxmaker_core.records import LogRecord
 
 from .files import Files
-from .reading import LINE_BYTES
+from .reading import LINE_BYTES, repair
 
 
 def write_failed(path: Path, error: OSError, doing: str = "") -> LogWriteFailed:
@@ -135,6 +135,10 @@ class JsonlLog(SessionLog):
     @property
     def where(self) -> str:
         return str(self._path)
+
+    @property
+    def remedy(self) -> str:
+        return repair(self._path)
 
     @property
     def records(self) -> Sequence[LogRecord]:

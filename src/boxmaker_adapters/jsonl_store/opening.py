@@ -46,9 +46,8 @@ def open_session(files: Files, sessions: Path, session: SessionId) -> int:
     except FileNotFoundError:
         raise NoSuchSession(session) from None
     except OSError as error:
-        raise LogCorrupt(
-            str(path), 1, f"it is no folder that can be opened ({error.strerror})", RESTORE
-        ) from error
+        why = f"it is no folder that can be opened ({error.strerror})"
+        raise LogCorrupt(str(path), 1, why, _remedy(error)) from error
     return _checked(files, folder, path, stat.S_ISDIR, "it is no folder")
 
 
@@ -66,8 +65,12 @@ def open_regular(files: Files, folder: int, path: Path, *, write: bool) -> int:
             if error.errno == errno.ELOOP
             else f"it cannot be opened ({error.strerror})"
         )
-        raise LogCorrupt(str(path), 1, why, RESTORE) from error
+        raise LogCorrupt(str(path), 1, why, _remedy(error)) from error
     return _checked(files, fd, path, stat.S_ISREG, "it is no regular file")
+
+
+def _remedy(error: OSError) -> str:
+    return OWNER if error.errno in (errno.EACCES, errno.EPERM) else RESTORE
 
 
 def _checked(files: Files, fd: int, path: Path, is_right: Callable[[int], bool], wrong: str) -> int:

@@ -5,6 +5,9 @@ No I/O. Which order of records is legal is the core's matter (``session``).
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from attrs import frozen
 
 from boxmaker_adapters.codec import CodecError, decode_baseline, decode_record
@@ -17,12 +20,10 @@ LINE_BYTES = 64 * 1024 * 1024
 """Longest line of a log, without its line feed (docs/log-format.md, "Bytes")."""
 
 
-def repair(session: SessionId) -> str:
-    """The way out when something good stands before the fault."""
-    return (
-        f'run "bxctl repair {session}", which copies the log aside and keeps the records before this line,'
-        " or start another session"
-    )
+def repair(log: Path) -> str:
+    """The way out when something good stands before the fault: a command that can be pasted."""
+    command = shlex.join(["bxctl", "repair", log.parent.name, "--home", str(log.parents[2])])
+    return f"run: {command} (it copies the log aside and keeps what is good), or start another session"
 
 
 RESTORE = "put the session's folder back from a copy, or start another session"
@@ -37,7 +38,7 @@ class Reading:
     fault: LogCorrupt | None
 
 
-def read_records(data: bytes, path: str, session: SessionId) -> Reading:
+def read_records(data: bytes, path: Path, session: SessionId) -> Reading:
     """Read a log's bytes; lines end at LF only. Never raises for what stands in it."""
     found: list[LogRecord] = []
     size = 0
@@ -63,7 +64,7 @@ def read_records(data: bytes, path: str, session: SessionId) -> Reading:
             why = "the file is empty"
     fault = None
     if why:
-        fault = LogCorrupt(path, len(found) + 1, why, repair(session) if found else RESTORE)
+        fault = LogCorrupt(str(path), len(found) + 1, why, repair(path) if found else RESTORE)
     return Reading(records=tuple(found), size=size, fault=fault)
 
 

@@ -10,8 +10,8 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from attrs import evolve
@@ -30,10 +30,12 @@ from boxmaker_core.messages import SessionId, session_id
 from boxmaker_core.ports import SessionStore
 from boxmaker_core.records import LogRecord, SessionStart
 
+from .diagnosis import diagnose
 from .files import Files
 from .log import DueCuts, JsonlLog, Mark, encode, release, write_failed
 from .opening import open_locked, open_regular, open_session, read_all, unreadable
 from .reading import LINE_BYTES, RESTORE, Reading, read_baseline, read_records
+from .repairing import Repair
 
 LOG = "0.jsonl"
 BASELINE = "0.baseline.json"
@@ -51,6 +53,7 @@ class JsonlStore(SessionStore):
         self._sync = sync
         self._files = files or Files()
         self._cuts = DueCuts(self._files)
+        self._way_is_durable = False
 
     def path(self, session: SessionId) -> Path:
         """Where the session's log is, or would be."""
@@ -89,7 +92,33 @@ class JsonlStore(SessionStore):
         for name in reversed(missing):
             with suppress(FileExistsError):  # somebody else was quicker
                 self._files.make_folder(name)
-        return self._files.open_folder(self.folder)
+        sessions = self._files.open_folder(self.folder)
+        try:
+            self._make_way_durable()
+        except BaseException:
+            self._files.close(sessions)
+            raise
+        return sessions
+
+    def _make_way_durable(self) -> None:
+        """The folders above the sessions may be new too, whoever made them: a power cut that takes the name
+        of one takes all sessions. Once is enough for a store."""
+        if not self._sync or self._way_is_durable:
+            return
+        home = Path(os.path.realpath(self.folder.parent))
+        for folder in (home, *home.parents):
+            try:
+                fd = self._files.open_folder(folder)
+            except PermissionError:
+                continue  # it is somebody else's, so this user did not make anything in it
+            try:
+                self._files.sync_folder(fd)
+            except OSError as error:
+                if folder == home or error.errno not in (errno.EINVAL, errno.EROFS):
+                    raise
+            finally:
+                self._files.close(fd)
+        self._way_is_durable = True
 
     def _is_there(self, session: SessionId, sessions: int) -> bool:
         try:
@@ -159,15 +188,15 @@ class JsonlStore(SessionStore):
             fd = open_locked(self._files, folder, path, session)
             on_failure.callback(release, self._files, fd)
             self._cuts.settle(session, fd, path)
-            reading = read_records(read_all(self._files, fd, path), str(path), session)
+            reading = read_records(read_all(self._files, fd, path), path, session)
             if reading.fault is not None:
                 raise reading.fault
-            baseline = self._baseline(folder, path.with_name(BASELINE), reading)
+            baseline = self._baseline(folder, path.with_name(BASELINE), reading.records[0])
             mark = evolve(Mark.of(self._files.status_of(fd)), size=reading.size)
             on_failure.pop_all()
         return self._log(session, fd, mark, baseline, reading.records)
 
-    def _baseline(self, folder: int, path: Path, reading: Reading) -> Baseline:
+    def _baseline(self, folder: int, path: Path, start: LogRecord) -> Baseline:
         fd = open_regular(self._files, folder, path, write=False)
         try:
             size = self._files.status_of(fd).st_size
@@ -176,7 +205,6 @@ class JsonlStore(SessionStore):
             data = read_all(self._files, fd, path)
         finally:
             self._files.close(fd)
-        start = reading.records[0]
         assert isinstance(start, SessionStart)
         return read_baseline(data, str(path), start.baseline)
 
@@ -195,6 +223,30 @@ class JsonlStore(SessionStore):
             cuts=self._cuts,
         )
 
+    @contextmanager
+    def repairing(self, session: SessionId) -> Iterator[Repair]:
+        """The session's log, good or bad, with a lock on it as long as this lasts; it changes only when the
+        `Repair` is applied.
+
+        Raises NoSuchSession, SessionBusy, and LogCorrupt for a session that no repair can save: one without
+        a first record, or whose baseline is not the one that it began with. LogWriteFailed as `open`.
+        """
+        path = self.path(session)
+        with ExitStack() as stack:
+            with unreadable(path):
+                folder = open_session(self._files, self.folder, session)
+                stack.callback(self._files.close, folder)
+                fd = open_locked(self._files, folder, path, session)
+                stack.callback(release, self._files, fd)
+                self._cuts.settle(session, fd, path)
+                data = read_all(self._files, fd, path)
+                mark = evolve(Mark.of(self._files.status_of(fd)), size=len(data))
+                diagnosis = diagnose(data, path, session)
+                self._baseline(folder, path.with_name(BASELINE), diagnosis.start)
+            yield Repair(
+                path=path, diagnosis=diagnosis, old=data, mark=mark, folder=folder, files=self._files
+            )
+
     def read(self, session: SessionId) -> Reading:
         """The records up to the first fault, without a lock; the baseline is not looked at. While a turn
         runs, its newest append may look torn. Raises NoSuchSession, and LogCorrupt if there is no file to
@@ -205,7 +257,7 @@ class JsonlStore(SessionStore):
             stack.callback(self._files.close, folder)
             fd = open_regular(self._files, folder, path, write=False)
             stack.callback(self._files.close, fd)
-            return read_records(read_all(self._files, fd, path), str(path), session)
+            return read_records(read_all(self._files, fd, path), path, session)
 
     def sessions(self) -> list[SessionId]:
         """Raises StoreError if the folder cannot be read; where there is none, there are no sessions."""
