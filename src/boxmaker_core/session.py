@@ -42,9 +42,9 @@ class Session:
         """Of the newest completion that has a `Usage` record, across turns."""
         self.last_answer: records.Assistant | None = None
         """The newest message, if it is the model's; None if it is a user's or a tool's."""
-        self.uncounted_bytes = 0
-        """UTF-8 bytes of the messages since `last_usage`, which it does not cover."""
         self.uncounted_messages = 0
+        """Messages since `last_usage`, which it does not cover."""
+        self._uncounted_texts: list[str] = []
         self._begin_turn()
 
     def _begin_turn(self) -> None:
@@ -71,6 +71,11 @@ class Session:
         return first
 
     @property
+    def uncounted_bytes(self) -> int:
+        """UTF-8 bytes of all texts in the uncounted messages; summed when asked for, which is once a turn."""
+        return sum(len(text.encode(errors="replace")) for text in self._uncounted_texts)
+
+    @property
     def ended(self) -> bool:
         """Whether its epoch is over, so that nothing more can follow."""
         return isinstance(self.records[-1], records.EpochEnd)
@@ -90,10 +95,13 @@ class Session:
                 self.last_answer = record
                 self._take_calls(record.tool_calls)
                 self._uncounted(record.content or "", record.reasoning_content or "")
+                for call in record.tool_calls:
+                    self._uncounted_texts += (call.id, call.name, call.arguments)
             case records.Usage():
-                self.last_usage = record.usage
-                if record.usage.prompt is not None and record.predicted_n is not None:
-                    self.uncounted_bytes = self.uncounted_messages = 0
+                usage = self.last_usage = record.usage
+                if usage.prompt is not None and usage.predicted_n is not None:
+                    self.uncounted_messages = 0
+                    self._uncounted_texts.clear()
             case records.ToolResult():
                 self.last_answer = None
                 self.open_calls.popleft()
@@ -117,7 +125,7 @@ class Session:
 
     def _uncounted(self, *texts: str) -> None:
         self.uncounted_messages += 1
-        self.uncounted_bytes += sum(len(text.encode(errors="replace")) for text in texts)
+        self._uncounted_texts += texts
 
     def _objection(self, record: LogRecord) -> str:
         """Why `record` cannot come next; "" if it can."""

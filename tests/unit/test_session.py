@@ -106,6 +106,8 @@ def test_what_usage_does_not_cover_is_known_from_above() -> None:
     assert (session.uncounted_bytes, session.uncounted_messages) == (5, 2)
     session = Session.replay(log(user("é"), assistant(call()), usage(0, 9, 1), result(1, "xyz")))
     assert (session.uncounted_bytes, session.uncounted_messages) == (3, 1)
+    session = Session.replay(log(user("é"), assistant(call("echo", '{"text":"é"}', "c1")), usage()))
+    assert (session.uncounted_bytes, session.uncounted_messages) == (2 + 4 + 13 + 2, 2)
 
 
 def test_an_answer_that_nobody_counted_stays_uncounted() -> None:
