@@ -122,6 +122,11 @@ def _replay(log: SessionLog) -> Session:
         raise LogCorrupt(log.where, error.index + 1, error.why, log.remedy) from error
 
 
+def _room(context: int) -> int:
+    """Tokens that a prompt may have: some are kept for an answer."""
+    return context - min(256, context // 16)
+
+
 @define(kw_only=True)
 class _Turn:
     """One turn while it runs; what it knows beside the log is its `Moment`."""
@@ -190,16 +195,14 @@ class _Turn:
 
     def _check_count(self, user: records.User) -> None:
         context = self.loop.inference.context
-        if context is None:
-            return
-        room = context - min(256, context // 16)
-        if self._tokens_at_most(user) <= room:
+        if context is None or self._tokens_at_most(user) <= _room(context):
             return
         count = self._count(user)
-        if count is None or count <= room:
+        context = self.loop.inference.context  # the server may have come back with another one
+        if count is None or context is None or count <= _room(context):
             return
         least = self._count(records.User(time=user.time, content="x"))
-        hopeless = least is not None and least > room
+        hopeless = least is not None and least > _room(context)
         raise SessionFull(count, context, "start a new session" if hopeless else "send a shorter message")
 
     def _tokens_at_most(self, user: records.User) -> float:

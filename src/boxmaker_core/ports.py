@@ -50,8 +50,8 @@ class Inference(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Tokens that a prompt and its answer may have together; None if unknown. May ask the server;
-        raises InferenceError if that fails."""
+        """Tokens that a prompt and its answer may have together; None if unknown. May ask the server,
+        and remember what it said until the next `count`; raises InferenceError if that fails."""
         ...
 
     def count(self, request: Request) -> int | None:

@@ -51,6 +51,13 @@ def test_the_context_is_asked_once_and_again_after_the_server_was_gone(
     assert driver.context == 8192
 
 
+def test_the_context_is_asked_again_after_a_count(server: FakeLlama, driver: LlamaServer) -> None:
+    assert driver.context == 4096
+    server.context = 8192
+    driver.count(request())
+    assert driver.context == 8192
+
+
 @pytest.mark.parametrize("size", ["4096", -1, 0, 1.5, True, None])
 def test_a_context_that_makes_no_sense_is_unknown(server: FakeLlama, driver: LlamaServer, size: Any) -> None:
     server.answers["/props"] = json_reply({"default_generation_settings": {"n_ctx": size}})

@@ -342,6 +342,15 @@ def test_room_for_an_answer_is_kept(bench: Bench) -> None:
     assert bench.turn("x" * 1400, resume=True).content == "ok"
 
 
+def test_a_server_that_came_back_with_more_context_takes_the_message(bench: Bench) -> None:
+    def count(request: Request) -> int:
+        bench.inference.context = 3200
+        return by_length(request)
+
+    bench.inference = counting(1600, count, says("ok"))
+    assert bench.turn("x" * 2000).content == "ok"
+
+
 def test_a_session_that_is_full_for_good_says_so(bench: Bench) -> None:
     bench.inference = counting(1600, by_length, says("ok"))
     bench.turn("x" * 1400)

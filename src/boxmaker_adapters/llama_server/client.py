@@ -84,7 +84,7 @@ class LlamaServer(Inference, SelfTesting):
 
     @property
     def context(self) -> int | None:
-        """See `ports.Inference`. Asked once, and again after the server was gone."""
+        """See `ports.Inference`. Asked once, and again after a `count` or when the server was gone."""
         return self._ask_context()
 
     def _ask_context(self, cancel: Cancel | None = None) -> int | None:
@@ -94,6 +94,7 @@ class LlamaServer(Inference, SelfTesting):
 
     def count(self, request: Request) -> int | None:
         """See `ports.Inference`."""
+        self._context = None  # whoever counts is close to it, and the server may be another by now
         return counting.count(self._server, self._encode(request))
 
     def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:
