@@ -38,3 +38,15 @@ def test_every_test_that_the_pages_name_is_there() -> None:
     assert len(named) > 5
     for name in sorted(named):
         assert (root / name).is_file(), name
+
+
+def test_every_test_that_the_pages_name_by_its_function_is_there() -> None:
+    root = Path(__file__).parents[2]
+    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "reliability.md").read_text()))
+    assert len(named) > 20
+    there = {
+        name
+        for file in (root / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE)
+    }
+    assert named <= there
