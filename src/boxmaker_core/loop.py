@@ -122,6 +122,15 @@ def _replay(log: SessionLog) -> Session:
         raise LogCorrupt(log.where, error.index + 1, error.why, log.remedy) from error
 
 
+def _told(error: BaseException) -> str:
+    """What a tool raised, in words; the text is its driver's code as well and may raise in turn."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def _room(context: int) -> int:
     """Tokens that a prompt may have: some are kept for an answer."""
     return context - min(256, context // 16)
@@ -247,17 +256,16 @@ class _Turn:
         """A tool cannot end a turn: whatever it does, short of the user's interrupt, is a result."""
         try:
             response = self.loop.tools.call(request)
-            reason = ""
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            reason = _told(error)
         else:
             match response:
                 case Result(content=str(), data_class=DataClass()):
                     return response
-                case Failed():
-                    reason = str(response.reason)
+                case Failed(reason=str(reason)):
+                    pass
                 case _:
                     reason = f"its driver answered with a {type(response).__name__} that is no result"
         return Result(content=f"The tool failed: {reason}")

@@ -205,6 +205,11 @@ def test_a_loss_is_recorded_and_told_once_also_across_turns(bench: Bench) -> Non
 # Results
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 @pytest.mark.parametrize(
     ("answer", "content"),
     [
@@ -212,6 +217,8 @@ def test_a_loss_is_recorded_and_told_once_also_across_turns(bench: Bench) -> Non
         (lambda: 1 / 0, "The tool failed: ZeroDivisionError: division by zero"),
         (lambda: (_ for _ in ()).throw(ValueError), "The tool failed: ValueError"),
         (lambda: (_ for _ in ()).throw(SystemExit(3)), "The tool failed: SystemExit: 3"),
+        (lambda: (_ for _ in ()).throw(Unspeakable), "The tool failed: Unspeakable"),
+        (lambda: Failed(reason=5), "The tool failed: its driver answered with a Failed that is no result"),
         (lambda: None, "The tool failed: its driver answered with a NoneType that is no result"),
         (lambda: Result(content=5), "The tool failed: its driver answered with a Result that is no result"),
         (lambda: Result(content="a\0b\ud800\r\n"), "a␀b\ufffd␍\n"),
@@ -376,12 +383,30 @@ def test_the_server_is_not_asked_when_the_message_surely_fits(bench: Bench) -> N
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("count", [lambda _: None, lambda _: (_ for _ in ()).throw(InferenceError("down"))])
-def test_a_message_is_taken_if_nobody_can_count_it(
-    bench: Bench, count: Callable[[Request], int | None]
-) -> None:
-    bench.inference = counting(1600, count, says("ok"))
+def test_a_message_is_taken_if_the_server_has_no_way_to_count_it(bench: Bench) -> None:
+    bench.inference = counting(1600, lambda _: None, says("ok"))
     assert bench.turn("x" * 5000).content == "ok"
+
+
+@pytest.mark.parametrize("without", ["context", "count"])
+def test_a_long_message_is_not_taken_unasked_from_a_server_in_trouble(bench: Bench, without: str) -> None:
+    """It would end the session if it turned out too long. A short one is taken, and the model asked."""
+
+    def down(_: Request) -> int:
+        raise InferenceError("down")
+
+    class NoContext(ScriptedInference):
+        @property
+        def context(self) -> int:
+            raise InferenceError("down")
+
+    bench.inference = counting(1600, down, says("ok"))
+    if without == "context":
+        bench.inference = NoContext([says("ok")])
+    with pytest.raises(InferenceError, match="down"):
+        bench.turn("x" * 1025)
+    assert bench.kinds() == ["SessionStart"]
+    assert bench.turn("x" * 1024, resume=True).content == "ok"
 
 
 # Refusals
