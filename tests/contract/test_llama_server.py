@@ -534,6 +534,16 @@ def test_thinking_past_the_cap_closes_the_stream(server: FakeLlama) -> None:
     assert Asked(driver).completion is not None
 
 
+def test_an_answer_without_an_end_is_stopped_and_told_as_one(server: FakeLlama) -> None:
+    text = event(chunk({"content": "x" * 2**20})) * 3
+    endless = Reply(body=text, hold=threading.Event(), hold_at=len(text))
+    server.script(endless)
+    asked = Asked(LlamaServer(server.url))
+    assert "2097152 bytes of text: set max_tokens" in asked.why
+    assert endless.gone.wait(PATIENCE)
+    assert len(server.chats) == 1
+
+
 def test_a_capped_thought_is_told_before_the_end(server: FakeLlama) -> None:
     server.script(answer("b", reasoning="x" * 60))
     asked = Asked(LlamaServer(server.url, thinking_cap=16))

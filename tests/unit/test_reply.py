@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxmaker_adapters.llama_server import reply as reply_module
-from boxmaker_adapters.llama_server.pieces import Garbled
+from boxmaker_adapters.llama_server.pieces import Garbled, TooMuch
 from boxmaker_adapters.llama_server.reply import Reply, StreamRefused
 from boxmaker_core import events
 from boxmaker_core.errors import SessionFull, ThinkingOverrun
@@ -223,7 +223,7 @@ def test_without_an_index_and_an_id_a_name_begins_a_call(key: dict[str, str | No
 def test_there_may_not_be_more_than_so_many_calls() -> None:
     most = [call(n, str(n), "t", "{}") for n in range(128)]
     assert len(Taken(*most, STOP).completion.tool_calls) == 128
-    with pytest.raises(Garbled, match="128 tool calls"):
+    with pytest.raises(TooMuch, match="128 tool calls"):
         Taken(*most, call(128, "x", "t", "{}"))
 
 
@@ -429,7 +429,7 @@ def test_a_null_error_is_none() -> None:
 def test_the_text_of_an_answer_is_bounded(one: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply_module, "TEXT_BYTES", 350)
     taken = Taken(one, one, one)
-    with pytest.raises(Garbled, match="350 bytes"):
+    with pytest.raises(TooMuch, match="350 bytes"):
         taken.reply.take([json.dumps(one).encode()])
 
 

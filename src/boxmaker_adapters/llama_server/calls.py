@@ -9,7 +9,7 @@ from attrs import define, field
 
 from boxmaker_core.messages import ToolCall
 
-from .pieces import Garbled, Text, of_kind, paired, size, text_or_none, wrong
+from .pieces import Garbled, Text, TooMuch, of_kind, paired, size, text_or_none, wrong
 
 CALLS = 128
 
@@ -66,7 +66,7 @@ class Calls:
         if call is not None and not new and not (call_id and call.id and call_id != call.id):
             return call
         if len(self._calls) >= CALLS:
-            raise Garbled(f"more than {CALLS} tool calls in one answer")
+            raise TooMuch(f"more than {CALLS} tool calls")
         call = _Call()
         self._calls.append(call)
         if type(index) is int:

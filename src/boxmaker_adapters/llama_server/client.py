@@ -20,7 +20,7 @@ from .checks import self_test
 from .encode import encoder
 from .failures import Again, Refusal, Verdict, refusal_of_text, retry_after
 from .patience import Patience
-from .pieces import Garbled
+from .pieces import Garbled, TooMuch
 from .reply import Reply, StreamRefused
 from .server import ERROR_BYTES, NOT_A_SERVER, remedy, server
 from .slots import Slot, SlotGate, SlotWatch, slot_state
@@ -147,6 +147,11 @@ class LlamaServer(Inference, SelfTesting):
             raise Again(Verdict.RETRY, str(self._server.trouble(error))) from None
         except StreamRefused as error:
             raise self._refused(error.refusal, reply.total, cancel) from None
+        except TooMuch as error:
+            raise InferenceError(
+                f"the answer was stopped, it has {error}:"
+                " set max_tokens in [inference.sampling], or ask for less"
+            ) from None
         except Garbled as error:
             raise InferenceError(f"{self.url} sent what cannot be used: {error}: {NOT_A_SERVER}") from None
         return reply.completion(self._context_or_none(cancel) if reply.cut else None)

@@ -11,7 +11,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Garbled(ValueError):
-    """The stream is not what a llama-server sends, or more than may be taken; the text says why."""
+    """The stream is not what a llama-server sends; the text says why."""
+
+
+class TooMuch(Garbled):
+    """More than may be taken, as of a model that does not find its end; the text says how much."""
 
 
 @define(eq=False)

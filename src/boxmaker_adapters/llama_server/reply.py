@@ -19,7 +19,7 @@ from boxmaker_core.messages import Completion, Ending, Usage, short
 
 from .calls import Calls
 from .failures import Refusal, refusal, whole
-from .pieces import Garbled, Text, of_kind, size, wrong
+from .pieces import Garbled, Text, TooMuch, of_kind, size, wrong
 
 TEXT_BYTES = 2 * 1024 * 1024
 """Of all text of a completion, so that even fully escaped it fits a frame (docs/protocol.md)."""
@@ -139,8 +139,8 @@ class Reply:
 
     def _leave_reasoning(self) -> None:
         """Something else than reasoning came, or the end."""
-        predicted = self._timings.get("predicted_n")
-        if type(predicted) is int:
+        predicted = whole(self._timings.get("predicted_n"))
+        if predicted is not None:
             self._predicted = predicted
         if self._capped or not self._thoughts or self._cap <= 0:
             return
@@ -162,7 +162,7 @@ class Reply:
     def _grow(self, more: int) -> None:
         self._bytes += more
         if self._bytes > TEXT_BYTES:
-            raise Garbled(f"the answer has more than {TEXT_BYTES} bytes of text")
+            raise TooMuch(f"more than {TEXT_BYTES} bytes of text")
 
     def _end_texts(self) -> None:
         if self._reasoning is not None and self._reasoning.half:
