@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export SAY
 
-.PHONY: setup chat test check lint verify-device recordings clean
+.PHONY: setup chat test check lint verify-device crash recordings clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -34,6 +34,11 @@ check: lint test
 # The promises on a real llama.cpp server: one that the tests start, or the one at BOXMAKER_LLAMA_URL.
 verify-device: $(READY)
 	$(BIN)/python -m pytest tests/device -v
+
+# A daemon killed with SIGKILL 300 times in the middle of tool turns, and a report of what was left each time.
+# BOXMAKER_KILLS is another number, BOXMAKER_SEED the seed of an earlier report.
+crash: $(READY)
+	$(BIN)/python -m pytest tests/crash
 
 # What a real engine sends, for the tests that replay it (docs/reliability.md, "Recordings").
 recordings: $(READY)
