@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import requests
 from attrs import evolve
-from fakes.fake_llama import Answer, FakeLlama, answer_of, error, full
+from fakes import fake_llama
+from fakes.fake_llama import FakeLlama, Reply, answer_of, error, full
 from fakes.real_engine import PATIENCE, Server
 
 from boxmaker_adapters.llama_server.client import LlamaServer
@@ -127,16 +128,18 @@ class ScriptedPlace:
 
 
 class FakePlace:
-    """The HTTP driver before a server that a test made."""
+    """The HTTP driver before a server that a test made. An answer of a set length stops half-way, until the
+    client hangs up."""
 
     system, plain, clock = "Be brief.", "hi", "What time is it?"
 
     def __init__(self, server: FakeLlama) -> None:
         self._server = server
         self._model = SmallModel()
+        self._endless: list[Reply] = []
         server.answers["/v1/chat/completions"] = self._answer
 
-    def _answer(self, body: Any) -> Answer:
+    def _answer(self, body: Any) -> Reply:
         try:
             completion = self._model.answer(FakeLlama.prompt(body), body["messages"], body["id_slot"], body)
         except SessionFull as refused:
@@ -144,7 +147,7 @@ class FakePlace:
         except InferenceError as refused:
             return error(400, str(refused), "invalid_request_error")
         usage = completion.usage
-        return answer_of(
+        reply = answer_of(
             completion,
             letters=5,
             finish="length" if completion.ending is Ending.CUT else "stop",
@@ -152,6 +155,10 @@ class FakePlace:
             prompt_n=usage.prompt_n,
             progress=[(usage.prompt or 0, usage.cache_n, usage.prompt)],
         )
+        if body.get("ignore_eos"):
+            reply.hold, reply.hold_at = threading.Event(), len(reply.body) // 2
+            self._endless.append(reply)
+        return reply
 
     def driver(self, **sampling: Any) -> Inference:
         return LlamaServer(self._server.url, sampling=sampling)
@@ -161,6 +168,8 @@ class FakePlace:
 
     def wait_free(self, slot: int) -> None:
         del slot
+        for reply in self._endless:
+            assert reply.gone.wait(fake_llama.PATIENCE), "the client did not hang up"
         self._server.wait_idle()
 
 
