@@ -200,13 +200,17 @@ class Killer:
     def _use_again(self, daemon: Daemon) -> None:
         """The next turn after a kill."""
         if self._session in self._store.sessions():
-            fault = self._store.read(self._session).fault
+            reading = self._store.read(self._session)
+            fault = reading.fault
             if fault is not None:
+                good = self._log()[: reading.size]
                 self.report.torn += 1
                 refused = self._turn(daemon, self._plan([])).error or "nothing"
                 if f"0.jsonl, line {fault.line}: " not in refused or "bxctl repair" not in refused:
                     self._missed("unusable", f"a torn log was refused with {refused[:300]}")
                 self._repair()
+                if self._log() != good:
+                    self._missed("lost", "a repair did not keep just what was good")
         before = self._log()
         told = self._turn(daemon, self._plan([[self._chance.choice(SMALL)]]))
         if told.error is not None:
