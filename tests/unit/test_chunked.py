@@ -49,6 +49,7 @@ def test_a_body_comes_out_whole_cut_anywhere(data: bytes, body: bytes, ended: bo
         b"2\r\nabc\r\n0\r\n\r\n",
         b"f" * 20 + b"\r\n",
         b"1;" + b"x" * 5000,
+        b"1;" + b"x" * 5000 + b"\r\na\r\n0\r\n\r\n",
         b"<html>\n<body>\n",
     ],
 )

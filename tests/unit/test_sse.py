@@ -98,4 +98,13 @@ def test_an_event_is_bounded_however_it_comes(monkeypatch: pytest.MonkeyPatch) -
 
 def test_comments_do_not_count_towards_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "EVENT_BYTES", 100)
-    assert fed(b": ping\n" * 100 + b"data: a\n\n", [50] * 20)[0] == [b"a"]
+    stream = b": ping\n" * 100 + b"data: a\n\n"
+    for sizes in ([len(stream)], [50] * 20, [1] * len(stream)):
+        assert fed(stream, sizes)[0] == [b"a"]
+
+
+def test_nothing_counts_after_an_error_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "EVENT_BYTES", 100)
+    stream = b"data: " + b"x" * 60 + b"\nerror: e\n" + b"y" * 90
+    for sizes in ([len(stream)], [1] * len(stream)):
+        assert fed(stream, sizes) == ([], b"e")

@@ -41,6 +41,8 @@ class Dechunker:
                 if len(self._rest) > _LINE_BYTES or b"\n" in self._rest[2:]:
                     raise BadChunk
                 break
+            if size.end() - at > _LINE_BYTES:  # as it would be if it came in pieces
+                raise BadChunk
             self._size = _NEXT
             length, at = int(size[1], 16), size.end()
             found.append(data[at : at + length])

@@ -13,7 +13,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class EventTooLong(ValueError):
-    """An event has more than `EVENT_BYTES` bytes."""
+    """The data of an event and the line at hand have more than `EVENT_BYTES` bytes together."""
 
 
 class EventParser:
@@ -52,11 +52,11 @@ class EventParser:
         if self._inside:
             data = b"\n" + data  # the end of the line before, so that a blank line is seen as one
         *blocks, rest = data.split(b"\n\n")
-        if len(data) > EVENT_BYTES and max(map(len, [*blocks, rest])) > EVENT_BYTES:
-            raise EventTooLong
         found: list[bytes] = []
         for block in blocks:
             if block.startswith(b"data: ") and b"\n" not in block and not self._inside:
+                if len(block) > EVENT_BYTES:
+                    raise EventTooLong
                 if len(block) > 6:
                     found.append(block[6:])
                 continue
@@ -67,6 +67,8 @@ class EventParser:
         if rest:
             *lines, partial = rest.split(b"\n")
             self._take_lines(lines)
+            if self.error is not None:
+                return found
             self._partial.append(partial)
             self._grow(len(partial))
         return found
@@ -88,6 +90,8 @@ class EventParser:
         for line in lines:
             if not line or self.error is not None:
                 continue
+            if self._size + len(line) > EVENT_BYTES:  # as if it had come in pieces
+                raise EventTooLong
             self._inside = True
             name, _, value = line.partition(b":")
             if name == b"data":
