@@ -127,7 +127,7 @@ def test_usage_and_timings_count_wherever_they_stand() -> None:
         assert taken.reply.total == 6
 
 
-@pytest.mark.parametrize("junk", ["7", -1, 1.5, True, None, [], {}])
+@pytest.mark.parametrize("junk", ["7", -1, 2**53, 10**420, 1.5, True, None, [], {}])
 def test_numbers_that_make_no_sense_are_unknown(junk: Json) -> None:
     broken = {"cache_n": junk, "prompt_n": junk, "predicted_n": junk}
     taken = Taken(
@@ -282,6 +282,12 @@ def test_thinking_between_texts_is_counted_without_them() -> None:
     text = {**say("c"), "timings": timings(0, 10, 9)}
     taken = Taken(think("a", 5), text, think("b", 11), {**STOP, "timings": timings(0, 10, 12)})
     assert taken.completion.usage.reasoning_tokens == 7
+
+
+def test_a_count_that_makes_no_sense_between_two_thoughts_adds_nothing_to_them() -> None:
+    text = {**say("c"), "timings": {**timings(0, 10, 9), "predicted_n": -(10**6)}}
+    taken = Taken(think("a", 5), text, think("b", 11), {**STOP, "timings": timings(0, 10, 12)})
+    assert taken.completion.usage.reasoning_tokens == 11
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from attrs import frozen
 
 from boxmaker_core.messages import short
 
+MOST = 2**53 - 1
+"""No count of tokens is larger, and every JSON reader holds it exactly."""
+
 _FULL = re.compile(r"context size has been exceeded|exceeds the available context size", re.IGNORECASE)
 _SHARED_FULL = "context size has been exceeded"
 _NUMBERS = re.compile(r"\((\d{1,15}) tokens\).*\((\d{1,15}) tokens\)")
@@ -112,8 +115,8 @@ def refusal_of_text(data: bytes, status: int | None = None) -> Refusal:
 
 
 def whole(value: object) -> int | None:
-    """A count as a server sent it; None for anything that is none."""
-    return value if type(value) is int and value >= 0 else None
+    """A count as a server sent it; None for anything that is none, or that a log could not hold."""
+    return value if type(value) is int and 0 <= value <= MOST else None
 
 
 def retry_after(value: str | None) -> float | None:
