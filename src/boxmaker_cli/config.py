@@ -32,6 +32,8 @@ INT32 = 2**31 - 1
 WEEK = 7 * 24 * 3600.0
 FILE_BYTES = 1024 * 1024
 KEY_BYTES = 4096
+DEPTH = 16
+"""Of tables and lists in what is sent to a server as JSON."""
 
 
 class ConfigError(BoxmakerError):
@@ -272,8 +274,7 @@ class _Table:
         return value  # type: ignore[no-any-return]  # `kind` was just checked
 
     def _key(self, key: str) -> str:
-        shown = key if key.replace("-", "_").isidentifier() and key.isascii() else short(key)
-        return f"{self._name}.{shown}" if self._name else shown
+        return f"{self._name}.{_shown_key(key)}" if self._name else _shown_key(key)
 
     def _error(self, key: str, why: str) -> ConfigError:
         return ConfigError(self.file, self._key(key), why)
@@ -283,13 +284,18 @@ def check_keys(config: Config, table: str, options: Mapping[str, Any], known: li
     """Refuse keys of a driver's options that it does not have. Raises ConfigError."""
     for key in options:
         if key not in known:
-            raise config.error(f"{table}.{key if key.isidentifier() else short(key)}", _unknown(key, known))
+            raise config.error(f"{table}.{_shown_key(key)}", _unknown(key, known))
 
 
 def printable(path: Path | str) -> str:
     """A path for a message: as it is, or quoted if it could upset a terminal."""
     text = str(path)
     return text if text.isprintable() else short(text, 4096)
+
+
+def _shown_key(key: str) -> str:
+    plain = len(key) <= 64 and key.isascii() and key.replace("-", "_").isidentifier()
+    return key if plain else short(key)
 
 
 def _unknown(key: str, known: list[str]) -> str:
@@ -317,14 +323,16 @@ def _shown(value: object) -> str:
             return f"a {type(value).__name__}"
 
 
-def _check_json(file: Path, key: str, value: object) -> None:
+def _check_json(file: Path, key: str, value: object, depth: int = 0) -> None:
     match value:
+        case dict() | list() if depth == DEPTH:
+            raise ConfigError(file, short(key), f"nests deeper than {DEPTH} levels")
         case dict():
             for name, inner in value.items():
-                _check_json(file, f"{key}.{name if name.isidentifier() else short(name)}", inner)
+                _check_json(file, f"{key}.{_shown_key(name)}", inner, depth + 1)
         case list():
             for inner in value:
-                _check_json(file, key, inner)
+                _check_json(file, key, inner, depth + 1)
         case float() if not math.isfinite(value):
             raise ConfigError(file, key, f"found {value}: a finite number is allowed")
         case int() if abs(value) > 2**53:
@@ -362,11 +370,12 @@ def _parse(file: Path, data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(file, "", "it nests too deep") from None
     except ValueError as error:
-        # The parser's own text quotes the file, which may hold anything.
-        why = str(error)
-        raise ConfigError(
-            file, "", f"not valid TOML: {why if why.isprintable() else short(why, 200)}"
-        ) from None
+        # The parser's own text quotes the file, which may hold anything, and ends with the place.
+        what, at, place = str(error).rpartition(" (at ")
+        if not at:
+            what, place = place, ""
+        shown = what if what.isprintable() and len(what) <= 200 else short(what, 200)
+        raise ConfigError(file, "", f"not valid TOML: {shown}{at}{place}") from None
 
 
 def _read_key(path: Path) -> str:

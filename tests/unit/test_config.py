@@ -24,6 +24,7 @@ def refusal(tmp_path: Path, text: str | bytes) -> ConfigError:
         load(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "config.toml"))
     assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
     return caught.value
 
 
@@ -144,6 +145,9 @@ REFUSED = [
     ("[inference.sampling]\nt = 2026-11-30", "inference.sampling.t", "found a date"),
     ("[inference.sampling]\nt = [[nan]]", "inference.sampling.t", "a finite number"),
     ("[inference.sampling]\na.b = 99999999999999999999", "inference.sampling.a.b", "huge number"),
+    ("[inference.sampling" + ".a" * 3000 + "]", "'inference.sampling.a.a", "nests deeper than 16 levels"),
+    ("[inference.sampling]\nx = " + "[" * 20 + "]" * 20, "'inference.sampling.x'", "nests deeper than 16"),
+    ("[inference]\n" + "x" * 5000 + " = 1", "inference.'xxx", "there is no such key"),
     ("[inference]\noptions = []", "inference.options", "found a list"),
     ("[store]\nsync = 'yes'", "store.sync", "true or false"),
     ("[store]\nsync = 1", "store.sync", "found 1: true or false"),
@@ -176,12 +180,13 @@ def test_a_slip_is_refused_by_its_key(tmp_path: Path, text: str, key: str, words
         (b"[paths]\nhome = /x\n", "line 2"),
         (b"[paths]\n\nhome = 'caf\xe9'\n", "line 3 is not UTF-8"),
         (b"a = 1\na = 2\n", "not valid TOML"),
+        (b"a = {b = 1}\na" + b".b" * 3000 + b" = 1\n", "(at line 2, column 60"),
         (b"a = " + b"[" * 5000, "too deep"),
         (b"a = " + b"9" * 10000, "not valid TOML"),
         (b"\0", "not valid TOML"),
         (b"#" * (1024 * 1024 + 1), "no configuration"),
     ],
-    ids=["syntax", "latin-1", "twice", "deep", "digits", "nul", "large"],
+    ids=["syntax", "latin-1", "twice", "long", "deep", "digits", "nul", "large"],
 )
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
     assert words in refusal(tmp_path, data).why
