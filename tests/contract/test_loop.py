@@ -585,6 +585,19 @@ def test_nothing_is_done_or_told_on_the_strength_of_an_unwritten_record(bench: B
     assert len(bench.tools.requests) == (good > 1)
 
 
+def test_a_loss_of_the_cache_is_not_told_before_it_is_written(bench: Bench) -> None:
+    bench.play(says(usage=Usage(cache_n=0, prompt_n=441, predicted_n=3)))
+    bench.turn()
+    store = Forgetful(bench.store, 2)  # user, then assistant and usage
+    bench.store = store
+    bench.play(says(usage=Usage(cache_n=0, prompt_n=460, predicted_n=3)))
+    with pytest.raises(LogWriteFailed):
+        bench.turn(resume=True)
+    assert "CacheLoss" not in bench.told()
+    store.good = 1000
+    goes_on(bench)
+
+
 def test_each_request_extends_the_one_before_it(bench: Bench) -> None:
     seen: list[list[records.LogRecord]] = []
 

@@ -116,6 +116,15 @@ def test_a_home_that_is_there_keeps_its_mode_and_what_is_in_it(run: Run, tmp_pat
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize("mode", [0o750, 0o710, 0o705, 0o720])
+def test_a_home_that_is_open_in_any_way_is_refused(run: Run, tmp_path: Path, mode: int) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(mode)
+    outcome = run()
+    assert found(outcome)[-1] == ("home", "fail")
+    assert f"has mode {mode:04o}" in outcome.checks[-1].found
+
+
 def test_a_line_says_what_was_found_and_what_to_do() -> None:
     check = Check(name="server", status="fail", found="gone\naway\x1b", remedy="start it")
     assert selftest.as_text(check).splitlines() == [
