@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export SAY
 
-.PHONY: setup chat test check lint verify-device crash recordings clean
+.PHONY: setup chat test check lint verify-device crash deep recordings clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -43,6 +43,10 @@ crash: $(READY)
 # What a real engine sends, for the tests that replay it (docs/reliability.md, "Recordings").
 recordings: $(READY)
 	$(BIN)/python tests/record.py
+
+# What takes minutes: a million odd inputs. FUZZ="--seed N" repeats a run.
+deep: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
