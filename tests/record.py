@@ -110,8 +110,8 @@ class Recorder(Inference):
     thinking_cap: int = 4096
     context: int | None = field(default=None, init=False)
 
-    def count(self, request: Request) -> int | None:
-        del request
+    def count(self, request: Request, *more: object) -> int | None:
+        del request, more
         return None
 
     def complete(self, request: Request, on_event: Callable[[ChatEvent], None], cancel: Cancel) -> Completion:

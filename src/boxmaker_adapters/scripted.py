@@ -80,7 +80,12 @@ class ScriptedInference(Inference):
     def context(self, tokens: int | None) -> None:
         self._context = tokens
 
-    def count(self, request: Request) -> int | None:
+    def count(
+        self,
+        request: Request,
+        on_event: Callable[[ChatEvent], None] | None = None,  # noqa: ARG002 - the port's names
+        cancel: Cancel | None = None,  # noqa: ARG002 - the port's names
+    ) -> int | None:
         answer = self.prompt_tokens
         return answer(request) if callable(answer) else answer
 

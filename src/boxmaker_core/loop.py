@@ -203,9 +203,13 @@ class _Turn:
                 raise
 
     def _check_count(self, user: records.User) -> None:
-        context = self.loop.inference.context
-        if context is None or self._tokens_at_most(user) <= _room(context):
-            return
+        try:
+            context = self.loop.inference.context
+        except InferenceError:
+            pass  # it may only be loading, which `count` waits for
+        else:
+            if context is None or self._tokens_at_most(user) <= _room(context):
+                return
         count = self._count(user)
         context = self.loop.inference.context  # the server may have come back with another one
         if count is None or context is None or count <= _room(context):
@@ -225,7 +229,7 @@ class _Turn:
         return last.prompt + (last.predicted_n or 0) + 2 * size + MESSAGE_TOKENS * messages
 
     def _count(self, user: records.User) -> int | None:
-        return self.loop.inference.count(self._request(user))
+        return self.loop.inference.count(self._request(user), self.on_event, self.cancel)
 
     def _ask(self) -> None:
         before = self.session.last_usage

@@ -54,9 +54,18 @@ class Inference(Protocol):
         and remember what it said until the next `count`; raises InferenceError if that fails."""
         ...
 
-    def count(self, request: Request) -> int | None:
+    def count(
+        self,
+        request: Request,
+        on_event: Callable[[ChatEvent], None] | None = None,
+        cancel: Cancel | None = None,
+    ) -> int | None:
         """Tokens of the request's prompt by the server's own tokenizer, without generating; None if the
-        server cannot tell. Raises InferenceError."""
+        server cannot tell. Raises InferenceError.
+
+        With `cancel` it waits for a server that is loading its model, tells so, and raises ShuttingDown
+        once `cancel` is set; without it that is an error at once.
+        """
         ...
 
     def complete(self, request: Request, on_event: Callable[[ChatEvent], None], cancel: Cancel) -> Completion:

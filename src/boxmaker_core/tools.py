@@ -268,4 +268,4 @@ def _find(registry: Registry, arguments: dict[str, Any]) -> str:
 def _unknown(name: str) -> FromHere:
     core = ", ".join(schema.name for schema in CORE)
     way = "call it by its own name" if Registry.is_core(name) else "find_tool finds more"
-    return FromHere(name=name, content=f"Not run: unknown tool {short(name)} here. There are {core}; {way}.")
+    return FromHere(name=name, content=f"Not run: unknown tool {short(name)}. There are {core}; {way}.")

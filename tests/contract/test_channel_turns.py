@@ -213,7 +213,7 @@ class WaitsForCancel:
     def __init__(self) -> None:
         self.entered = threading.Event()
 
-    def count(self, request: Request) -> int | None:  # noqa: ARG002 - the port's name
+    def count(self, request: Request, *more: object) -> int | None:  # noqa: ARG002 - the port's names
         return None
 
     def complete(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from attrs import evolve
 from fakes.asking import BASELINE, Asked, loading, request
 from fakes.fake_llama import (
     PATIENCE,
@@ -21,7 +23,16 @@ from fakes.fake_llama import (
 
 from boxmaker_adapters.llama_server import server as server_module
 from boxmaker_adapters.llama_server.client import LlamaServer
-from boxmaker_core.errors import InferenceError
+from boxmaker_core.errors import InferenceError, ShuttingDown
+
+
+class Unhurried(threading.Event):
+    """A cancel that never comes, and whose waits take no time."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        del timeout
+        return self.is_set()
+
 
 CHAT = "/v1/chat/completions"
 
@@ -56,6 +67,40 @@ def test_the_context_is_asked_again_after_a_count(server: FakeLlama, driver: Lla
     server.context = 8192
     driver.count(request())
     assert driver.context == 8192
+
+
+def test_a_count_waits_for_a_server_that_loads_and_tells_so(server: FakeLlama, driver: LlamaServer) -> None:
+    answers = iter([loading(), json_reply({"input_tokens": 7})])
+    server.answers["/v1/chat/completions/input_tokens"] = lambda _: next(answers)
+    told: list[object] = []
+    assert driver.count(request(), told.append, Unhurried()) == 7
+    assert [type(event).__name__ for event in told] == ["Retrying"]
+
+
+def test_a_count_without_a_cancel_does_not_wait(server: FakeLlama, driver: LlamaServer) -> None:
+    server.answers["/v1/chat/completions/input_tokens"] = loading()
+    with pytest.raises(InferenceError, match="503"):
+        driver.count(request())
+
+
+def test_a_count_that_waits_can_be_cancelled(server: FakeLlama, driver: LlamaServer) -> None:
+    server.answers["/v1/chat/completions/input_tokens"] = loading()
+    cancel = threading.Event()
+    with pytest.raises(ShuttingDown):
+        driver.count(request(), lambda _: cancel.set(), cancel)
+
+
+def test_a_session_whose_slot_the_server_does_not_have_is_refused_until_it_has(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    assert driver.context == 4096
+    kept = evolve(request(), slot=7)
+    with pytest.raises(InferenceError, match=r"keeps slot 7.*-np 8"):
+        driver.complete(kept, lambda _: None, threading.Event())
+    assert server.chats == []
+    server.slots = 8
+    server.script(answer("a"))
+    assert driver.complete(kept, lambda _: None, threading.Event()).content == "a"
 
 
 @pytest.mark.parametrize("size", ["4096", -1, 0, 1.5, True, None])

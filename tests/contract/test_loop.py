@@ -409,6 +409,32 @@ def test_a_long_message_is_not_taken_unasked_from_a_server_in_trouble(bench: Ben
     assert bench.turn("x" * 1024, resume=True).content == "ok"
 
 
+def test_a_long_message_waits_while_the_server_loads(bench: Bench) -> None:
+    class Loading(ScriptedInference):
+        """Has no context to tell until `count` has waited for it."""
+
+        loaded = False
+
+        @property
+        def context(self) -> int | None:
+            if not self.loaded:
+                raise InferenceError("loading")
+            return 1600
+
+        def count(self, request: Request, on_event: Any = None, cancel: Any = None) -> int | None:
+            assert on_event is not None
+            assert cancel is not None
+            on_event(events.Retrying(attempt=1, after_ms=1000, error="loading"))
+            self.loaded = True
+            return by_length(request)
+
+    bench.inference = Loading([says("ok")])
+    assert bench.turn("x" * 1200).content == "ok"
+    assert bench.told() == ["Retrying", "Content"]
+    with pytest.raises(SessionFull, match=r"send a shorter message|start a new session"):
+        bench.turn("x" * 2000, resume=True)
+
+
 # Refusals
 
 

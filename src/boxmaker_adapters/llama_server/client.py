@@ -22,7 +22,7 @@ from .failures import Again, Refusal, Verdict, refusal_of_text, retry_after
 from .patience import Patience
 from .pieces import Garbled, TooMuch
 from .reply import Reply, StreamRefused
-from .server import ERROR_BYTES, NOT_A_SERVER, remedy, server
+from .server import ERROR_BYTES, NOT_A_SERVER, Refused, remedy, server
 from .slots import Slot, SlotGate, SlotWatch, slot_state
 from .sse import EVENT_BYTES, EventParser, EventTooLong
 from .transport import Answer, NotHttp
@@ -33,6 +33,10 @@ LAST_WORDS_SECONDS = 5.0
 """For the token counts that follow a whole answer; without them it is whole still."""
 
 OnEvent = Callable[[ChatEvent], None]
+
+
+def _ignore(event: ChatEvent) -> None:
+    pass
 
 
 class _Idle(Exception):
@@ -77,6 +81,7 @@ class LlamaServer(Inference, SelfTesting):
         self._poll_interval = poll_interval
         self._gate = SlotGate()
         self._context: int | None = None
+        self._slots: int | None = None
 
     @property
     def url(self) -> str:
@@ -89,13 +94,26 @@ class LlamaServer(Inference, SelfTesting):
 
     def _ask_context(self, cancel: Cancel | None = None) -> int | None:
         if self._context is None:
-            self._context = counting.context_of(self._server.ask("/props", cancel=cancel))
+            props = self._server.ask("/props", cancel=cancel)
+            self._context = counting.context_of(props)
+            self._slots = counting.slots_of(props)
         return self._context
 
-    def count(self, request: Request) -> int | None:
+    def count(
+        self, request: Request, on_event: OnEvent | None = None, cancel: Cancel | None = None
+    ) -> int | None:
         """See `ports.Inference`."""
         self._context = None  # whoever counts is close to it, and the server may be another by now
-        return counting.count(self._server, self._encode(request))
+        body = self._encode(request)
+        patience = Patience(load_timeout=self._load_timeout)
+        while True:
+            try:
+                return counting.count(self._server, body, cancel)
+            except Refused as error:
+                if cancel is None or error.refusal.verdict() is not Verdict.LOADING:
+                    raise
+                failed = Again(Verdict.LOADING, f"{self.url} answered {error.refusal}")
+                self._wait(patience, failed, on_event or _ignore, cancel)
 
     def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:
         """See `ports.SelfTesting`."""
@@ -105,18 +123,36 @@ class LlamaServer(Inference, SelfTesting):
         """See `ports.Inference`."""
         body = self._encode(request)
         patience = Patience(load_timeout=self._load_timeout)
+        self._check_slot(request.slot, cancel)
         with self._gate.hold(request.slot, on_event, cancel):
             while True:
                 try:
                     return self._attempt(body, request.slot, on_event, cancel)
                 except Again as failed:
                     self._context = None
-                    delay = patience.delay(failed)
-                    on_event(
-                        Retrying(attempt=patience.attempts, after_ms=round(delay * 1000), error=failed.detail)
-                    )
-                    if cancel.wait(delay):
-                        raise ShuttingDown from None
+                    self._wait(patience, failed, on_event, cancel)
+
+    @staticmethod
+    def _wait(patience: Patience, failed: Again, on_event: OnEvent, cancel: Cancel) -> None:
+        """Until the next attempt. Raises InferenceError if there is none, ShuttingDown once cancelled."""
+        delay = patience.delay(failed)
+        on_event(Retrying(attempt=patience.attempts, after_ms=round(delay * 1000), error=failed.detail))
+        if cancel.wait(delay):
+            raise ShuttingDown
+
+    def _check_slot(self, slot: int, cancel: Cancel) -> None:
+        """That the server has the slot: it would take another one, and with it another session's cache,
+        without a word. Raises InferenceError."""
+        if self._slots is None or slot < self._slots:
+            return
+        self._context = None  # the server may be another by now
+        self._context_or_none(cancel)
+        slots: int | None = self._slots
+        if slots is not None and slot >= slots:
+            raise InferenceError(
+                f"the session keeps slot {slot}, but the last slot of {self.url} is {slots - 1}:"
+                f" start llama-server with -np {slot + 1}, or start a new session"
+            )
 
     def _attempt(self, body: bytes, slot: int, on_event: OnEvent, cancel: Cancel) -> Completion:
         """One request. Raises Again if another one may fare better."""

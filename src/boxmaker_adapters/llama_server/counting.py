@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from boxmaker_core.ports import Cancel
+
 from .failures import whole
 from .server import Refused, Server
 
@@ -19,13 +21,18 @@ def context_of(props: Any) -> int | None:
     return (whole(settings.get("n_ctx")) or None) if isinstance(settings, dict) else None
 
 
-def count(server: Server, body: bytes) -> int | None:
+def slots_of(props: Any) -> int | None:
+    """How many slots the server has, by the answer of ``/props``; None if it tells none."""
+    return (whole(props.get("total_slots")) or None) if isinstance(props, dict) else None
+
+
+def count(server: Server, body: bytes, cancel: Cancel | None = None) -> int | None:
     """Tokens of the prompt that the chat request `body` makes; None if the server has no way to tell.
 
-    Raises InferenceError.
+    Raises InferenceError, and ShuttingDown once `cancel` is set.
     """
     try:
-        answer = server.ask("/v1/chat/completions/input_tokens", body, seconds=COUNT_SECONDS)
+        answer = server.ask("/v1/chat/completions/input_tokens", body, seconds=COUNT_SECONDS, cancel=cancel)
     except Refused as error:
         if error.refusal.status not in _MISSING:
             raise
@@ -33,16 +40,16 @@ def count(server: Server, body: bytes) -> int | None:
         found = whole(answer.get("input_tokens")) if isinstance(answer, dict) else None
         if found is not None:
             return found
-    return _count_text(server, body)
+    return _count_text(server, body, cancel)
 
 
-def _count_text(server: Server, body: bytes) -> int | None:
-    prompt = rendered(server, body)
+def _count_text(server: Server, body: bytes, cancel: Cancel | None) -> int | None:
+    prompt = rendered(server, body, cancel)
     if prompt is None:
         return None
     text = {"content": prompt, "add_special": True, "parse_special": True}
     try:
-        answer = server.ask("/tokenize", json.dumps(text).encode(), seconds=COUNT_SECONDS)
+        answer = server.ask("/tokenize", json.dumps(text).encode(), seconds=COUNT_SECONDS, cancel=cancel)
     except Refused as error:
         if error.refusal.status not in _MISSING:
             raise
@@ -51,13 +58,13 @@ def _count_text(server: Server, body: bytes) -> int | None:
     return len(tokens) if isinstance(tokens, list) else None
 
 
-def rendered(server: Server, body: bytes) -> str | None:
+def rendered(server: Server, body: bytes, cancel: Cancel | None = None) -> str | None:
     """The prompt that the server's chat template makes of `body`; None if it cannot tell.
 
     Raises InferenceError, if the template refuses the messages above all.
     """
     try:
-        answer = server.ask("/apply-template", body, seconds=COUNT_SECONDS)
+        answer = server.ask("/apply-template", body, seconds=COUNT_SECONDS, cancel=cancel)
     except Refused as error:
         if error.refusal.status not in _MISSING:
             raise

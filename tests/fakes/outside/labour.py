@@ -37,8 +37,8 @@ class Planned(Inference):
     def context(self) -> int | None:
         return None
 
-    def count(self, request: Request) -> int | None:
-        del request
+    def count(self, request: Request, *more: object) -> int | None:
+        del request, more
         return None
 
     def complete(self, request: Request, on_event: Callable[[ChatEvent], None], cancel: Cancel) -> Completion:

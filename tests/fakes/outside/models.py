@@ -22,7 +22,8 @@ class Parrot(Inference):
     def context(self) -> int | None:
         return None
 
-    def count(self, request: Request) -> int | None:
+    def count(self, request: Request, *more: object) -> int | None:
+        del more
         if "count" in self._options:
             raise ZeroDivisionError(f"{request.slot}\n\x1b[2J")
         return None
