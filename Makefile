@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export SAY
 
-.PHONY: setup chat test check lint verify-device crash deep recordings clean
+.PHONY: setup chat test check lint cover mutants verify-device crash deep recordings clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -29,7 +29,17 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint test
+check: lint test cover
+
+# The core, every line and branch of it, by the tests that judge it.
+CORE_TESTS := $(patsubst %,tests/unit/test_%.py,errors session text_rules tools turn) tests/contract/test_loop.py
+cover: $(READY)
+	$(BIN)/python -m pytest -q $(CORE_TESTS) --cov=boxmaker_core --cov-branch --cov-fail-under=100 \
+		--cov-report=term-missing:skip-covered
+
+# One change of the core at a time: does a test notice? (docs/reliability.md, "Mutation check")
+mutants: $(READY)
+	$(BIN)/python tests/mutation.py
 
 # The promises on a real llama.cpp server: one that the tests start, or the one at BOXMAKER_LLAMA_URL.
 verify-device: $(READY)
@@ -44,8 +54,10 @@ crash: $(READY)
 recordings: $(READY)
 	$(BIN)/python tests/record.py
 
-# What takes minutes: a million odd inputs. FUZZ="--seed N" repeats a run.
+# What takes minutes: ten times the cases of every property test, and others each time, then a million odd inputs.
+# FUZZ="--seed N" repeats a run of the latter.
 deep: $(READY)
+	BOXMAKER_PROFILE=deep $(BIN)/python -m pytest tests/unit tests/contract/test_promises.py
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 clean:
