@@ -383,6 +383,59 @@ def test_the_server_is_not_asked_when_the_message_surely_fits(bench: Bench) -> N
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize(
+    ("predicted", "estimate"),
+    # The prompt, the answer if it was counted; twice the bytes of the message and of what nobody counted; 64
+    # tokens for each message: the new one, a bridge before it, and what nobody counted.
+    [(7, 50 + 7 + 2 * 4 + 64 * 2), (None, 50 + 2 * (2 + 3 + 4) + 64 * 4)],
+)
+def test_what_a_message_needs_is_known_from_above(bench: Bench, predicted: int | None, estimate: int) -> None:
+    """It is counted if it may not fit by this, and only then."""
+    asked: list[Request] = []
+
+    def count(request: Request) -> int:
+        asked.append(request)
+        return 1
+
+    usage = Usage(cache_n=20, prompt_n=30, predicted_n=predicted)
+    bench.inference = counting(10_000, count, says("abc", usage=usage), says(usage=usage), says())
+    bench.turn("hi")
+    asked.clear()
+    bench.inference.context = estimate + estimate // 15
+    assert bench.inference.context - bench.inference.context // 16 == estimate
+    bench.turn("four", resume=True)
+    assert len(asked) == 0
+    bench.inference.context -= 1
+    bench.turn("four", resume=True)
+    assert len(asked) == 1
+
+
+def test_room_is_kept_for_an_answer_up_to_a_bound(bench: Bench) -> None:
+    bench.inference = counting(10_000, by_length, says("ok"))
+    with pytest.raises(SessionFull):
+        bench.turn("x" * (10_000 - 256 - 99))
+    assert bench.turn("x" * (10_000 - 256 - 100), resume=True).content == "ok"
+
+
+def test_a_session_is_full_for_good_once_one_letter_is_too_much(bench: Bench) -> None:
+    asked: list[str] = []
+
+    def count(request: Request) -> int:
+        last = request.records[-1]
+        assert isinstance(last, records.User)
+        asked.append(last.content)
+        return tokens[last.content]
+
+    bench.inference = counting(1600, count, says("ok"))
+    tokens = {"long": 1501, "x": 1500}
+    with pytest.raises(SessionFull, match="send a shorter message"):
+        bench.turn("long")
+    tokens["x"] += 1
+    with pytest.raises(SessionFull, match="start a new session"):
+        bench.turn("long", resume=True)
+    assert asked == ["long", "x"] * 2
+
+
 def test_a_message_is_taken_if_the_server_has_no_way_to_count_it(bench: Bench) -> None:
     bench.inference = counting(1600, lambda _: None, says("ok"))
     assert bench.turn("x" * 5000).content == "ok"
@@ -552,6 +605,26 @@ def test_a_cancelled_completion_leaves_no_trace(bench: Bench) -> None:
         bench.turn(cancel=cancel)
     assert bench.kinds() == ["SessionStart", "User"]
     goes_on(bench)
+
+
+def test_one_loop_takes_turn_after_turn_whatever_their_end(bench: Bench) -> None:
+    bench.play(says(), InferenceError("gone"), RuntimeError("bug"), says("fine"))
+    loop = bench.loop()
+    loop.turn("s1", "hi")
+    for error in (InferenceError, RuntimeError):
+        with pytest.raises(error):
+            loop.turn("s1", "hi", resume=True)
+    assert loop.turn("s1", "hi", resume=True).content == "fine"
+
+
+def test_a_session_keeps_the_slot_it_began_with(bench: Bench) -> None:
+    bench.play(says(), says(), says())
+    loop = bench.loop()
+    loop.turn("s1", "hi")
+    loop.slot = 3
+    loop.turn("s1", "hi", resume=True)
+    loop.turn("s2", "hi")
+    assert [request.slot for request in bench.inference.requests] == [0, 0, 3]
 
 
 def test_a_bug_in_a_driver_frees_the_session(bench: Bench) -> None:
