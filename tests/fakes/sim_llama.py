@@ -58,7 +58,7 @@ class Fault:
 
 Move = Say | Fault
 
-RETRIED = ("hang_up", "reset", "lost", "stream_error", "cut", "cut_by_reset", "unparsable")
+RETRIED = ("hang_up", "reset", "lost", "stream_error", "cut", "ended", "cut_by_reset", "unparsable")
 WAITED = ("loading",)
 FINAL = ("refused", "no_key", "too_large", "poisoned", "page", "garbage", "gzip")
 FULL = ("full", "full_in_stream")
@@ -213,6 +213,7 @@ class SimLlama:
         if isinstance(move, Fault) and not overflowed:
             # Whole for the driver all the same if it is cut behind the finish.
             reply.cut, reply.reset = int(move.at * len(reply.body)), move.kind == "cut_by_reset"
+            reply.framing = "close" if move.kind == "ended" else "chunked"
         return reply, overflowed
 
 
