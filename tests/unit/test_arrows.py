@@ -15,7 +15,7 @@ CORE_LIBRARY = {
     "json", "math", "re", "threading", "typing",
 }  # fmt: skip
 CORE_BUILTINS_REFUSED = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
-SHARED = {"codec", "frames", "channel_protocol"}
+SHARED = {"codec", "frames", "channel_protocol", "json_bounds"}
 PACKAGES: dict[str, set[str]] = {
     "boxmaker_core": set(),
     "boxmaker_adapters": {"boxmaker_core"},

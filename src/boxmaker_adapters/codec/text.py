@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+from boxmaker_adapters.json_bounds import VALUES, too_many_values
 from boxmaker_core.baseline import dump
 from boxmaker_core.messages import short
 
@@ -23,8 +24,11 @@ class CodecError(ValueError):
 def load_json(data: bytes) -> object:
     """The value in `data`, which is strict UTF-8 and one JSON value without NaN or infinities.
 
-    Raises CodecError for everything else, also for nesting and numbers beyond what a parser takes.
+    Raises CodecError for everything else, also for nesting and numbers beyond what a parser takes, and for
+    more values than any message has.
     """
+    if too_many_values(data):
+        raise CodecError(("", f"more than {VALUES} values"))
     try:
         return _DECODER.decode(data.decode())
     except UnicodeDecodeError as error:

@@ -11,6 +11,8 @@ from .failures import whole
 from .server import Refused, Server
 
 COUNT_SECONDS = 60.0
+MOST_TOKENS = 2_000_000
+"""That are listed one by one, where the server has no other way to count."""
 
 _MISSING = (404, 405, 501)
 
@@ -49,7 +51,13 @@ def _count_text(server: Server, body: bytes, cancel: Cancel | None) -> int | Non
         return None
     text = {"content": prompt, "add_special": True, "parse_special": True}
     try:
-        answer = server.ask("/tokenize", json.dumps(text).encode(), seconds=COUNT_SECONDS, cancel=cancel)
+        answer = server.ask(
+            "/tokenize",
+            json.dumps(text).encode(),
+            seconds=COUNT_SECONDS,
+            cancel=cancel,
+            values=MOST_TOKENS,
+        )
     except Refused as error:
         if error.refusal.status not in _MISSING:
             raise

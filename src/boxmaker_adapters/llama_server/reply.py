@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from boxmaker_adapters.json_bounds import VALUES, too_many_values
 from boxmaker_core import events
 from boxmaker_core.errors import SessionFull, ThinkingOverrun
 from boxmaker_core.events import ChatEvent
@@ -68,6 +69,8 @@ class Reply:
                 self._end_texts()
                 self.finished = self.done = True
                 return
+            if len(payload) > VALUES and too_many_values(payload):
+                raise Garbled(f"an event has more than {VALUES} values")
             try:
                 chunk = _decode(payload.decode("utf-8", "replace"))
             except (ValueError, RecursionError):

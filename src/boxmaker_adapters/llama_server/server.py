@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
+from boxmaker_adapters.json_bounds import VALUES, too_many_values
 from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.messages import short
 from boxmaker_core.ports import Cancel
@@ -23,8 +24,8 @@ from .wire import Broken, Unreachable, Watch
 
 PROBE_SECONDS = 10.0
 ERROR_BYTES = 64 * 1024
-ANSWER_BYTES = 64 * 1024 * 1024
-"""Of a JSON answer: ``/tokenize`` sends a number for each token."""
+ANSWER_BYTES = 16 * 1024 * 1024
+"""Of a JSON answer: ``/tokenize`` sends a number for each token, up to eight bytes."""
 
 NOT_A_SERVER = "is it llama-server? see to url in [inference]"
 
@@ -136,8 +137,9 @@ class Server:
         *,
         seconds: float = PROBE_SECONDS,
         cancel: Cancel | None = None,
+        values: int = VALUES,
     ) -> Any:
-        """The JSON of a small answer.
+        """The JSON of a small answer, of about `values` values at most.
 
         Raises Trouble, Refused for an error status, and ShuttingDown once `cancel` is set.
         """
@@ -147,6 +149,8 @@ class Server:
             raise self.trouble(error, path) from None
         if status != 200:
             raise Refused(self.url, path, refusal_of_text(data, status))
+        if too_many_values(data, values):
+            raise Trouble(f"{self.url}{path} answered with more than {values} values", NOT_A_SERVER)
         try:
             return json.loads(data)
         except (ValueError, RecursionError):

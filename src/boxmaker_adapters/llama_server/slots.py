@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from boxmaker_adapters.json_bounds import too_many_values
 from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.events import ChatEvent, Queued, Waiting
 from boxmaker_core.ports import Cancel
@@ -92,6 +93,8 @@ def slot_state(server: Server, slot: int, cancel: Cancel) -> Slot:
 
 
 def _state_in(data: bytes, slot: int) -> Slot:
+    if too_many_values(data):
+        return Slot.HIDDEN
     try:
         listed = json.loads(data)
     except (ValueError, RecursionError):
