@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxmaker_adapters.llama_server import reply as reply_module
+from boxmaker_adapters.llama_server.calls import Calls
 from boxmaker_adapters.llama_server.pieces import Garbled, TooMuch
 from boxmaker_adapters.llama_server.reply import Reply, StreamRefused
 from boxmaker_core import events
@@ -202,6 +203,18 @@ def test_null_arguments_before_a_text_add_nothing() -> None:
     first = {"index": 0, "id": "a", "function": {"name": "t", "arguments": None}}
     taken = Taken(chunk({"tool_calls": [first]}), call(0, arguments='{"a":1}'), STOP)
     assert taken.completion.tool_calls == (ToolCall(id="a", name="t", arguments='{"a":1}'),)
+
+
+def test_pieces_of_nothing_take_no_memory() -> None:
+    calls = Calls()
+    for _ in range(1000):
+        assert calls.take({"index": 0, "function": {"arguments": ""}}) == 0
+    assert calls._calls[0].arguments.pieces == []
+
+
+def test_an_event_of_too_many_values_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(Garbled, match="more than 200000 values"):
+        Taken(b'{"x":[' + b"0," * 300_000)
 
 
 def test_several_calls_may_stand_in_one_delta() -> None:

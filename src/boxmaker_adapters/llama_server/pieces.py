@@ -34,7 +34,8 @@ class Text:
                 text, self.half = text[:-1], text[-1]
             if _SURROGATE.search(text):
                 text = paired(text)
-        self.pieces.append(text)
+        if text:
+            self.pieces.append(text)
         return text
 
     def end(self) -> str:

@@ -97,7 +97,7 @@ class EventParser:
             if name == b"data":
                 value = value.removeprefix(b" ")
                 self._data.append(value)
-                self._grow(len(value) + 1)
+                self._size += len(line)
             elif name == b"error":
                 self.error = value.removeprefix(b" ")
 
