@@ -32,6 +32,8 @@ INT32 = 2**31 - 1
 WEEK = 7 * 24 * 3600.0
 FILE_BYTES = 1024 * 1024
 KEY_BYTES = 4096
+PATH_BYTES = 4095
+"""Longest path that Linux takes."""
 DEPTH = 16
 """Of tables and lists in what is sent to a server as JSON."""
 
@@ -219,9 +221,12 @@ class _Table:
         if not value or "\0" in value:
             raise self._error(key, f"found {short(value)}: a path is needed")
         try:
-            return Path(os.path.abspath(self.file.parent / Path(value).expanduser()))
+            path = os.path.abspath(self.file.parent / Path(value).expanduser())
         except RuntimeError as error:
             raise self._error(key, f"{short(value)} names no home folder ({error}): write it out") from None
+        if len(os.fsencode(path)) > PATH_BYTES:
+            raise self._error(key, f"{short(value)} is too long: a path has at most {PATH_BYTES} bytes")
+        return Path(path)
 
     def url(self, key: str, default: str) -> str:
         value = self.text(key, default)
