@@ -21,6 +21,7 @@ from attrs import frozen
 from boxmaker_adapters.channel_protocol import check_path
 from boxmaker_core.baseline import Baseline
 from boxmaker_core.errors import BaselineError, BoxmakerError, InferenceError
+from boxmaker_core.loop import room
 from boxmaker_core.messages import short
 from boxmaker_core.ports import Check, SelfTesting
 from boxmaker_core.tools import CORE
@@ -111,7 +112,11 @@ def _home(home: Path) -> Check:
             return failed(f"belongs to user {status.st_uid}, not to this one, {os.geteuid()}", other)
         if status.st_mode & 0o077:
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
-            return failed(f"has mode {mode}, so others can look in", f"chmod 700 {shown}")
+            # A folder that is everybody's by its nature is not to be closed to them.
+            shared = status.st_mode & stat.S_ISVTX or home.resolve() == home.resolve().parent
+            return failed(
+                f"has mode {mode}, so others can look in", other if shared else f"chmod 700 {shown}"
+            )
         with tempfile.TemporaryFile(dir=home) as probe:
             probe.write(b"x")
             probe.flush()
@@ -184,7 +189,22 @@ def _budget(wired: wiring.Wired, baseline: Baseline) -> Check:
             found=f"the server cannot count tokens, so the budget of {budget} is not held",
             remedy="use a llama-server that has the count endpoints",
         )
+    context = _context(wired)
+    if context is not None and tokens > room(context):
+        return Check(
+            name="baseline",
+            status=FAIL,
+            found=f"its {tokens} tokens leave no room for a conversation in the context of {context}",
+            remedy="start the server with a larger context for each slot, or shorten the system text",
+        )
     return Check(name="baseline", status=OK, found=f"{tokens} of {budget} tokens")
+
+
+def _context(wired: wiring.Wired) -> int | None:
+    try:
+        return wired.inference.context
+    except InferenceError:
+        return None
 
 
 def _broken_driver(name: str, driver: str, error: Exception) -> Check:

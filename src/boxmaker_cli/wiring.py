@@ -192,6 +192,8 @@ def _registry(config: Config, schemas: Sequence[ToolSchema]) -> Registry:
             raise config.error(
                 "tools.driver", f"gave {factories.kind(schema)} among its schemas: ToolSchema is needed"
             )
+        if not isinstance(schema.name, str) or not isinstance(schema.description, str):
+            raise config.error("tools.driver", "gave a schema whose name or description is no text")
         try:
             dump({"d": schema.description, "p": dict(schema.parameters)}).encode()
         except (TypeError, ValueError, RecursionError) as error:

@@ -131,7 +131,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _room(context: int) -> int:
+def room(context: int) -> int:
     """Tokens that a prompt may have: some are kept for an answer."""
     return context - min(256, context // 16)
 
@@ -208,14 +208,14 @@ class _Turn:
         except InferenceError:
             pass  # it may only be loading, which `count` waits for
         else:
-            if context is None or self._tokens_at_most(user) <= _room(context):
+            if context is None or self._tokens_at_most(user) <= room(context):
                 return
         count = self._count(user)
         context = self.loop.inference.context  # the server may have come back with another one
-        if count is None or context is None or count <= _room(context):
+        if count is None or context is None or count <= room(context):
             return
         least = self._count(records.User(time=user.time, content="x"))
-        hopeless = least is not None and least > _room(context)
+        hopeless = least is not None and least > room(context)
         raise SessionFull(count, context, "start a new session" if hopeless else "send a shorter message")
 
     def _tokens_at_most(self, user: records.User) -> float:
@@ -280,7 +280,9 @@ class _Turn:
         self._result(command.call, command.name, Result(content=command.content))
 
     def _result(self, call: ToolCall, name: str, result: Result) -> None:
-        content, truncated = cut(safe_text(result.content), self.loop.limits.tool_result_cap)
+        cap = self.loop.limits.tool_result_cap
+        # A character has a byte at least: what is past the cap need not be looked at.
+        content, truncated = cut(safe_text(result.content[: cap + 1]), cap)
         record = records.ToolResult(
             time=self.loop.clock(),
             call=self.session.next_call,

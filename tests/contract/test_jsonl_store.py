@@ -214,6 +214,20 @@ def test_a_folder_above_that_may_not_be_read_is_no_obstacle(home: Path) -> None:
     create(JsonlStore(home, files=Closed())).close()
 
 
+@pytest.mark.parametrize("call", ["open_folder", "open_file"])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_shortage_of_the_process_is_no_damage_of_the_session(
+    home: Path, faulty: Faulty, call: str, code: int
+) -> None:
+    create(JsonlStore(home)).close()
+    faulty.fail[call] = code
+    with pytest.raises(StoreError, match="it is not damaged") as caught:
+        JsonlStore(home, files=faulty).open(S1)
+    assert not isinstance(caught.value, LogCorrupt)
+    faulty.fail.clear()
+    JsonlStore(home, files=faulty).open(S1).close()
+
+
 # --- What is refused, with file and line
 
 

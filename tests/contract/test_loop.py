@@ -246,6 +246,15 @@ def test_a_tool_that_is_interrupted_by_the_user_leaves_its_call_open_and_the_ses
     assert bench.results() == [turn.INTERRUPTED]
 
 
+def test_a_huge_result_is_cut_before_it_is_cleaned(bench: Bench) -> None:
+    bench.limits = Limits(tool_result_cap=64)
+    for number, text in enumerate(["\0" * 10_000_000, "x" * 65, "\0" * 64]):
+        bench.tools.answers["clock"] = lambda text=text: Result(content=text)
+        bench.play(calls(call()), says())
+        bench.turn(resume=number > 0)
+    assert bench.results() == ["␀" * 17 + "[truncated]", "x" * 53 + "[truncated]", "␀" * 17 + "[truncated]"]
+
+
 def test_class_and_trust_of_a_result_are_kept(bench: Bench) -> None:
     bench.tools.answers["clock"] = lambda: Result(content="x", data_class=DataClass.SECRET, untrusted=True)
     bench.play(calls(call()), says())

@@ -92,6 +92,15 @@ def test_a_check_can_be_read_by_a_script(folder: Path, llama: FakeLlama) -> None
     assert failed["remedy"]
 
 
+def test_a_context_that_the_baseline_fills_is_told_before_the_first_turn(
+    folder: Path, llama: FakeLlama
+) -> None:
+    llama.context = 128
+    run = loopd("check", "--config", configure(folder, llama.url))
+    assert run.returncode == 1
+    assert "leave no room for a conversation in the context of 128" in run.stdout
+
+
 def test_a_server_that_cannot_count_is_a_warning(folder: Path, llama: FakeLlama) -> None:
     gone = fake_llama.error(404, "File Not Found", "not_found_error")
     for path in ("/v1/chat/completions/input_tokens", "/tokenize", "/apply-template"):

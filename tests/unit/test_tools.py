@@ -52,6 +52,11 @@ def test_arguments_keep_their_order_and_values() -> None:
     ]
 
 
+@pytest.mark.parametrize("inner", ["\\ud83d\\ude42", "\\\\ud800", "\\u00e9", "\\\\\\\\uD800"])
+def test_escapes_that_are_whole_are_taken(inner: str) -> None:
+    assert parse_arguments(f'{{"a":"{inner}"}}')
+
+
 def nested(levels: int) -> str:
     return '{"a":' * levels + "1" + "}" * levels
 
@@ -81,6 +86,10 @@ def test_arguments_nest_up_to_their_bound() -> None:
         ('{"a":"\\u0000"}', "NUL"),
         ('{"\\u0000":1}', "NUL"),
         ('{"a":["x",{"b":"\\ud800"}]}', "surrogate"),
+        ('{"a":"\\ud800","a":"x"}', "surrogate"),
+        ('{"a":["\\uDC00"],"a":"x"}', "surrogate"),
+        ('{"a":"\\ud83dx\\ude00"}', "surrogate"),
+        ('{"a":"\\\\\\ud800"}', "surrogate"),
         ('{"a":"' + "x" * ARGUMENT_BYTES + '"}', "bytes"),
         ('{"a":"' + "é" * (ARGUMENT_BYTES // 2) + '"}', "bytes"),
     ],

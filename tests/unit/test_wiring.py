@@ -125,6 +125,7 @@ def test_a_driver_that_cannot_be_had_is_told_by_its_key(
         ("twice", "two tools named roll_dice"),
         ("a_core_name", "two tools named clock"),
         ("not_json", "is not JSON"),
+        ("wordless", "whose name or description is no text"),
         ("raises", "raised KeyError"),
         ("exits", "raised SystemExit"),
     ],

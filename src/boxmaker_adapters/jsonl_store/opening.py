@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from boxmaker_core.errors import LogCorrupt, LogWriteFailed, NoSuchSession, SessionBusy
+from boxmaker_core.errors import LogCorrupt, LogWriteFailed, NoSuchSession, SessionBusy, StoreError
 from boxmaker_core.messages import SessionId
 
 from .files import Files
@@ -31,6 +31,7 @@ def unreadable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        _pass_shortage(path, error)
         raise LogCorrupt(str(path), 1, f"it cannot be read ({error.strerror})", RESTORE) from error
 
 
@@ -46,6 +47,7 @@ def open_session(files: Files, sessions: Path, session: SessionId) -> int:
     except FileNotFoundError:
         raise NoSuchSession(session) from None
     except OSError as error:
+        _pass_shortage(path, error)
         why = f"it is no folder that can be opened ({error.strerror})"
         raise LogCorrupt(str(path), 1, why, _remedy(error)) from error
     return _checked(files, folder, path, stat.S_ISDIR, "it is no folder")
@@ -58,6 +60,7 @@ def open_regular(files: Files, folder: int, path: Path, *, write: bool) -> int:
     except FileNotFoundError:
         raise LogCorrupt(str(path), 1, "the file is missing", RESTORE) from None
     except OSError as error:
+        _pass_shortage(path, error)
         if write and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise write_failed(path, error) from error
         why = (
@@ -67,6 +70,15 @@ def open_regular(files: Files, folder: int, path: Path, *, write: bool) -> int:
         )
         raise LogCorrupt(str(path), 1, why, _remedy(error)) from error
     return _checked(files, fd, path, stat.S_ISREG, "it is no regular file")
+
+
+def _pass_shortage(path: Path, error: OSError) -> None:
+    """Raise StoreError for what says nothing about the files: nobody shall restore a sound session."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR):
+        raise StoreError(
+            f"{path} cannot be opened now ({error.strerror}): it is not damaged, send the message again;"
+            " if this comes back, allow the process more (ulimit -n)"
+        ) from error
 
 
 def _remedy(error: OSError) -> str:

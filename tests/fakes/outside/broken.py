@@ -48,3 +48,7 @@ def raises(_: Mapping[str, Any]) -> NoReturn:
 
 def exits(_: Mapping[str, Any]) -> NoReturn:
     sys.exit("no")
+
+
+def wordless(_: Mapping[str, Any]) -> object:
+    return Dice(1), [ToolSchema(name="x", description=None, parameters={})]
