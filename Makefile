@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# As it was typed: make would read a dollar sign in it.
+override SAY := $(value SAY)
 export SAY
 
 .PHONY: setup chat test check lint cover mutants verify-device crash deep recordings clean
@@ -32,7 +34,7 @@ lint: $(READY)
 check: lint test cover
 
 # The core, every line and branch of it, by the tests that judge it.
-CORE_TESTS := $(patsubst %,tests/unit/test_%.py,errors session text_rules tools turn) tests/contract/test_loop.py
+CORE_TESTS := $(patsubst %,tests/unit/test_%.py,errors session text_rules tools turn wording) tests/contract/test_loop.py
 cover: $(READY)
 	$(BIN)/python -m pytest -q $(CORE_TESTS) --cov=boxmaker_core --cov-branch --cov-fail-under=100 \
 		--cov-report=term-missing:skip-covered
