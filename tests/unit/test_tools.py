@@ -87,6 +87,7 @@ def test_arguments_nest_up_to_their_bound() -> None:
         ('{"\\u0000":1}', "NUL"),
         ('{"a":["x",{"b":"\\ud800"}]}', "surrogate"),
         ('{"a":"\\ud800","a":"x"}', "surrogate"),
+        ('{"a":"' + "\ud800" + '"}', "surrogate"),
         ('{"a":["\\uDC00"],"a":"x"}', "surrogate"),
         ('{"a":"\\ud83dx\\ude00"}', "surrogate"),
         ('{"a":"\\\\\\ud800"}', "surrogate"),
