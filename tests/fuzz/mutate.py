@@ -11,7 +11,6 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-MOST_BYTES = 8 * 1024
 MOST_SEEDS = 1000
 
 _TOKENS: Sequence[bytes] = (
@@ -29,7 +28,7 @@ _NUMBER = re.compile(rb"-?\d+")
 
 
 class Mutator:
-    """Gives `next` inputs made of `seeds`; told with `keep` which of them led somewhere new.
+    """Gives `next` inputs of up to `most` bytes made of `seeds`; told with `keep` which led somewhere new.
 
     `generate`, if there is one, makes inputs from nothing; every fifth comes from it.
     """
@@ -39,11 +38,13 @@ class Mutator:
         rng: random.Random,
         seeds: Sequence[bytes],
         generate: Callable[[random.Random], bytes] | None = None,
+        most: int = 8 * 1024,
     ) -> None:
         self._rng = rng
         self._seeds = list(seeds)
         self._first = len(self._seeds)
         self._generate = generate
+        self._most = most
         self._changes: Sequence[Callable[[bytes], bytes]] = (
             self._token, self._token, self._flip, self._cut, self._double, self._splice, self._end,
             self._number, self._swap, self._json, self._json, self._json,
@@ -57,7 +58,7 @@ class Mutator:
             data = rng.choice(self._seeds)
         for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 5))):
             data = rng.choice(self._changes)(data)
-        return data[:MOST_BYTES]
+        return data[: self._most]
 
     def keep(self, data: bytes) -> None:
         if len(self._seeds) < MOST_SEEDS:

@@ -30,13 +30,14 @@ _DETAIL = re.compile(r"'(?:[^'\\]|\\.)*'|\"[^\"]*\"|\d+")
 
 @frozen(kw_only=True)
 class Target:
-    """``share`` is how many inputs it gets of a deep run, in thousands."""
+    """``share`` is how many inputs it gets of a deep run, in thousands, ``most`` how many bytes they have."""
 
     name: str
     check: Callable[[bytes], str]
     seeds: Sequence[bytes]
     generate: Callable[[random.Random], bytes] | None = None
     share: int = 100
+    most: int = 8 * 1024
 
 
 @frozen(kw_only=True)
@@ -59,7 +60,7 @@ class Hang(Exception):
 def run(target: Target, seed: int, count: int) -> tuple[int, Finding | None]:
     """Try `count` inputs, or until one breaks the target; how many were tried, and that one. The same
     arguments try the same inputs."""
-    mutator = Mutator(random.Random(f"{seed} {target.name}"), target.seeds, target.generate)
+    mutator = Mutator(random.Random(f"{seed} {target.name}"), target.seeds, target.generate, target.most)
     seen: set[str] = set()
     with _alarm():
         for tried in range(count):

@@ -359,10 +359,19 @@ _EVENT_SEEDS = [
 ]
 
 TARGETS = (
-    Target(name="chunked", check=check_chunked, seeds=_chunked_seeds(), generate=_chunks, share=150),
-    Target(name="events", check=check_events, seeds=_EVENT_SEEDS, generate=_event_lines, share=150),
     Target(
-        name="events-bound", check=check_bounded_events, seeds=_EVENT_SEEDS, generate=_event_lines, share=100
+        name="chunked", check=check_chunked, seeds=_chunked_seeds(), generate=_chunks, share=150, most=5200
+    ),
+    Target(
+        name="events", check=check_events, seeds=_EVENT_SEEDS, generate=_event_lines, share=150, most=3000
+    ),
+    Target(
+        name="events-bound",
+        check=check_bounded_events,
+        seeds=_EVENT_SEEDS,
+        generate=_event_lines,
+        share=100,
+        most=3000,
     ),
     Target(name="chat", check=check_chat, seeds=_seeds(), generate=_chat, share=150),
     Target(name="refusal", check=check_refusal, seeds=_REFUSALS, share=50),
