@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 override SAY := $(value SAY)
 export SAY
 
-.PHONY: setup chat test check lint cover mutants verify-device crash deep recordings clean
+.PHONY: setup chat test check lint cover mutants verify-device crash deep soak recordings clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -61,6 +61,10 @@ recordings: $(READY)
 deep: $(READY)
 	BOXMAKER_PROFILE=deep $(BIN)/python -m pytest tests/unit tests/contract/test_promises.py
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
+
+# 200 sessions at once on one loopd for SOAK_SECONDS, 600 unless told otherwise.
+soak: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m load
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
