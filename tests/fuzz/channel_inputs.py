@@ -172,7 +172,7 @@ TARGETS = (
         check=check_stream,
         seeds=[*_FRAMES, b"".join(_FRAMES), b"", b"\xff" * 4, framed(b"{") + _FRAMES[0]],
         generate=lambda rng: b"".join(framed(_frame(rng)) for _ in range(rng.randrange(4))),
-        share=60,
+        share=40,
         most=1500,
     ),
 )
