@@ -110,6 +110,11 @@ def test_what_usage_does_not_cover_is_known_from_above() -> None:
     assert (session.uncounted_bytes, session.uncounted_messages) == (2 + 4 + 13 + 2, 2)
 
 
+def test_half_a_surrogate_pair_is_counted_and_ends_nothing() -> None:
+    """No driver lets one through, but a log edited by hand may hold one."""
+    assert Session.replay(log(user("\ud800x"))).uncounted_bytes == 2
+
+
 def test_an_answer_that_nobody_counted_stays_uncounted() -> None:
     session = Session.replay(log(user("é"), assistant(content="abc"), usage(0, 9, None)))
     assert (session.uncounted_bytes, session.uncounted_messages) == (5, 2)

@@ -15,6 +15,7 @@ from boxmaker_core.tools import (
     ARGUMENT_BYTES,
     ARGUMENT_DEPTH,
     CORE,
+    INTEGER_DIGITS,
     BadArguments,
     ForPort,
     FromHere,
@@ -61,8 +62,17 @@ def nested(levels: int) -> str:
     return '{"a":' * levels + "1" + "}" * levels
 
 
-def test_arguments_nest_up_to_their_bound() -> None:
-    assert parse_arguments(nested(ARGUMENT_DEPTH - 1))
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested(ARGUMENT_DEPTH - 1),
+        '{"a":' + "9" * INTEGER_DIGITS + "}",
+        '{"a":"' + "x" * (ARGUMENT_BYTES - 8) + '"}',
+    ],
+    ids=["levels", "digits", "bytes"],
+)
+def test_arguments_are_taken_up_to_their_bounds(text: str) -> None:
+    assert parse_arguments(text)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +95,7 @@ def test_arguments_nest_up_to_their_bound() -> None:
         ('{"a":' + "[" * 100_000, "nest"),
         ('{"a":"\\u0000"}', "NUL"),
         ('{"\\u0000":1}', "NUL"),
+        ('{"a":[["\\u0000"]]}', "NUL"),
         ('{"a":["x",{"b":"\\ud800"}]}', "surrogate"),
         ('{"a":"\\ud800","a":"x"}', "surrogate"),
         ('{"a":"' + "\ud800" + '"}', "surrogate"),

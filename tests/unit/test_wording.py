@@ -17,7 +17,7 @@ from boxmaker_core.errors import BoxmakerError
 from boxmaker_core.messages import USER_TEXT_BYTES, Ending, Usage, session_id, short, user_text
 from boxmaker_core.records import DataClass, EpochEnd, LogRecord
 from boxmaker_core.session import Session
-from boxmaker_core.tools import CORE, FromHere, resolve
+from boxmaker_core.tools import CORE, FromHere, Result, resolve
 
 ECHO = ToolSchema(name="echo", description="", parameters={})
 LONG = "y" * 300
@@ -105,6 +105,7 @@ ANSWERS: list[tuple[str, str, str]] = [
     ("clock", '{"a":NaN}', bad("NaN is not JSON", "'{\"a\":NaN}'")),
     ("clock", '{"a":1e999}', bad("the number '1e999' is too large", "'{\"a\":1e999}'")),
     ("clock", '{"a":"\\u0000"}', bad("they have a NUL character", "'{\"a\":\"\\\\u0000\"}'")),
+    ("clock", '{"a":"\ud800"}', bad("they have half a surrogate pair", "'{\"a\":\"\\ud800\"}'")),
     ("clock", '{"a":"\\ud800"}', bad("they have half a surrogate pair", "'{\"a\":\"\\\\ud800\"}'")),
     ("clock", "9" * 301, bad("they have an integer of more than 300 digits", "'" + "9" * 200 + "\\u2026'")),
     ("clock", LONG + "x", bad("they are not JSON: Expecting value: line 1 column 1 (char 0)",
@@ -227,6 +228,9 @@ def test_no_file_of_a_session_gets_a_number_that_is_none() -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     assert Limits() == Limits(tool_iterations=8, repeat_detection=True, tool_result_cap=16384)
+    assert Result(content="x") == Result(
+        content="x", data_class=DataClass.PUBLIC, untrusted=False, truncated=False
+    )
     assert USER_TEXT_BYTES == 8388608
     assert Usage() == Usage(
         cache_n=None, prompt_n=None, predicted_n=None, reasoning_tokens=None, thinking_capped=False
