@@ -42,7 +42,13 @@ SECONDS = 20
 """Of processor time for a mutant; one that loops for ever is noticed by that."""
 NO_BEHAVIOUR = {"__init__.py", "ports.py", "events.py"}
 
-EXPLAINED: dict[str, str] = {}
+EXPLAINED: dict[str, str] = {
+    "loop.Loop: False -> True": "a field could be given to the constructor as well; nobody does",
+    "loop.Loop: False -> True #2": "the same of another field",
+    "loop._Turn._result: 1 -> 2": "how much more than the cap is looked at before it is cut to the cap",
+    "messages.Ending: 'finished' -> 'finisheXX'": "the value of an ending is shown to nobody",
+    "messages.Ending: 'cut' -> 'cuXX'": "the same of the other ending",
+}
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
