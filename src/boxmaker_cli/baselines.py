@@ -16,7 +16,8 @@ from boxmaker_core.messages import SessionId
 from boxmaker_core.ports import Clock, Inference, Request
 from boxmaker_core.tools import CORE
 
-from .config import Config, printable
+from .config import Config
+from .table import printable
 
 TEXT_BYTES = 1024 * 1024
 """Most bytes of the system text and of the memory file; far more than any budget takes."""

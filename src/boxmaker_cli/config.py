@@ -7,45 +7,21 @@ does something else. Every key stands in docs/configuration.md.
 
 from __future__ import annotations
 
-import difflib
-import math
 import os
-import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
 from attrs import field, frozen
 
-from boxmaker_core.errors import BoxmakerError
 from boxmaker_core.limits import Limits
 from boxmaker_core.messages import short
 
 from . import places
+from .table import ConfigError, Table, shown_key, unknown
 
-T = TypeVar("T")
-
-INT32 = 2**31 - 1
-"""The model server reads tokens and slots into such integers."""
-WEEK = 7 * 24 * 3600.0
 FILE_BYTES = 1024 * 1024
-KEY_BYTES = 4096
-PATH_BYTES = 4095
-"""Longest path that Linux takes."""
-DEPTH = 16
-"""Of tables and lists in what is sent to a server as JSON."""
-
-
-class ConfigError(BoxmakerError):
-    """The configuration cannot be used. ``key`` is the path of the key at fault, "" for the whole file."""
-
-    def __init__(self, file: Path, key: str, why: str) -> None:
-        super().__init__(f"{printable(file)}: {key}: {why}" if key else f"{printable(file)}: {why}")
-        self.file = file
-        self.key = key
-        self.why = why
 
 
 @frozen(kw_only=True)
@@ -104,7 +80,7 @@ class Config:
 def load(file: Path, environ: Mapping[str, str]) -> Config:
     """The configuration in `file`. Raises ConfigError, or places.BadPlace for a bad environment."""
     file = Path(os.path.abspath(file))
-    root = _Table(file, "", _parse(file, _read(file)))
+    root = Table(file, "", _parse(file, _read(file)))
     paths, channel = root.table("paths"), root.table("channel")
     home = paths.path("home", None) or places.default_home(environ)
     config = Config(
@@ -123,7 +99,7 @@ def load(file: Path, environ: Mapping[str, str]) -> Config:
     return config
 
 
-def _inference(table: _Table) -> InferenceConfig:
+def _inference(table: Table) -> InferenceConfig:
     inference = InferenceConfig(
         driver=table.text("driver", "llama_server"),
         url=table.url("url", "http://127.0.0.1:8080"),
@@ -138,7 +114,7 @@ def _inference(table: _Table) -> InferenceConfig:
     return inference
 
 
-def _store(table: _Table) -> StoreConfig:
+def _store(table: Table) -> StoreConfig:
     store = StoreConfig(
         driver=table.text("driver", "jsonl"), sync=table.flag("sync", True), options=table.free("options")
     )
@@ -146,19 +122,19 @@ def _store(table: _Table) -> StoreConfig:
     return store
 
 
-def _tools(table: _Table) -> ToolsConfig:
+def _tools(table: Table) -> ToolsConfig:
     tools = ToolsConfig(driver=table.text("driver", "fake"), options=table.free("options"))
     table.done()
     return tools
 
 
-def _slot(table: _Table) -> int:
+def _slot(table: Table) -> int:
     slot = table.whole("main", 0, least=0)
     table.done()
     return slot
 
 
-def _limits(table: _Table) -> Limits:
+def _limits(table: Table) -> Limits:
     limits = Limits(
         tool_iterations=table.whole("tool_iterations", 8, least=1),
         repeat_detection=table.flag("repeat_detection", True),
@@ -168,7 +144,7 @@ def _limits(table: _Table) -> Limits:
     return limits
 
 
-def _baseline(table: _Table) -> BaselineConfig:
+def _baseline(table: Table) -> BaselineConfig:
     baseline = BaselineConfig(
         system=table.path("system", None) or table.file.parent / "system.md",
         token_budget=table.whole("token_budget", 3000, least=1),
@@ -177,177 +153,11 @@ def _baseline(table: _Table) -> BaselineConfig:
     return baseline
 
 
-class _Table:
-    """One table of the file while it is read. Whoever asks for a key makes it known; `done` refuses the
-    keys that nobody asked for."""
-
-    def __init__(self, file: Path, name: str, values: Mapping[str, Any]) -> None:
-        self.file = file
-        self._name = name
-        self._values = values
-        self._known: list[str] = []
-
-    def done(self) -> None:
-        for key in self._values:
-            if key not in self._known:
-                raise ConfigError(self.file, self._key(key), _unknown(key, self._known))
-
-    def text(self, key: str, default: str) -> str:
-        value = self._take(key, default, str, "a text")
-        if not value or not value.isprintable():
-            raise self._error(key, f"found {short(value)}: a text of printable characters is needed")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        return self._take(key, default, bool, "true or false")
-
-    def whole(self, key: str, default: int, *, least: int, most: int = INT32) -> int:
-        value = self._take(key, default, int, "a whole number")
-        if not least <= value <= most:
-            raise self._error(key, f"found {_shown(value)}: {least} to {most} is allowed")
-        return value
-
-    def seconds(self, key: str, default: float) -> float:
-        value = self._take(key, default, (int, float), "a number of seconds")
-        if not 0 < value <= WEEK:
-            raise self._error(key, f"found {_shown(value)}: more than 0 and at most {WEEK:.0f} s is allowed")
-        return float(value)
-
-    def path(self, key: str, default: Path | None) -> Path | None:
-        """A path; a relative one counts from the folder of the file, ``~`` is a home folder."""
-        value = self._take(key, None, str, "a path as a text")
-        if value is None:
-            return default
-        if not value or "\0" in value:
-            raise self._error(key, f"found {short(value)}: a path is needed")
-        try:
-            path = os.path.abspath(self.file.parent / Path(value).expanduser())
-        except RuntimeError as error:
-            raise self._error(key, f"{short(value)} names no home folder ({error}): write it out") from None
-        if len(os.fsencode(path)) > PATH_BYTES:
-            raise self._error(key, f"{short(value)} is too long: a path has at most {PATH_BYTES} bytes")
-        return Path(path)
-
-    def url(self, key: str, default: str) -> str:
-        value = self.text(key, default)
-        try:
-            parts = urlsplit(value)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            usable = False
-        if not usable or " " in value:
-            raise self._error(key, f"found {short(value)}: http://HOST:PORT or https://HOST is allowed")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise self._error(
-                key, "a URL without user, query and fragment is allowed: put an API key into api_key_file"
-            )
-        return value.rstrip("/")
-
-    def secret(self, key: str) -> str | None:
-        """What stands in the file that `key` names, for nobody else to read."""
-        path = self.path(key, None)
-        if path is None:
-            return None
-        try:
-            return _read_key(path)
-        except OSError as error:
-            raise self._error(key, f"{printable(path)} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise self._error(key, f"{printable(path)} {error}") from None
-
-    def table(self, key: str) -> _Table:
-        return _Table(self.file, self._key(key), self.free(key))
-
-    def free(self, key: str) -> Mapping[str, Any]:
-        """A table as it stands."""
-        none: dict[str, Any] = {}
-        return self._take(key, none, dict, f"a table, [{self._key(key)}]")
-
-    def json(self, key: str) -> Mapping[str, Any]:
-        """A table that may be sent as JSON."""
-        values = self.free(key)
-        _check_json(self.file, self._key(key), values)
-        return values
-
-    def _take(self, key: str, default: T, kind: type[Any] | tuple[type[Any], ...], allowed: str) -> T:
-        self._known.append(key)
-        if key not in self._values:
-            return default
-        value = self._values[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self._error(key, f"found {_shown(value)}: {allowed} is allowed")
-        return value  # type: ignore[no-any-return]  # `kind` was just checked
-
-    def _key(self, key: str) -> str:
-        return f"{self._name}.{_shown_key(key)}" if self._name else _shown_key(key)
-
-    def _error(self, key: str, why: str) -> ConfigError:
-        return ConfigError(self.file, self._key(key), why)
-
-
 def check_keys(config: Config, table: str, options: Mapping[str, Any], known: list[str]) -> None:
     """Refuse keys of a driver's options that it does not have. Raises ConfigError."""
     for key in options:
         if key not in known:
-            raise config.error(f"{table}.{_shown_key(key)}", _unknown(key, known))
-
-
-def printable(path: Path | str) -> str:
-    """A path for a message: as it is, or quoted if it could upset a terminal."""
-    text = str(path)
-    return text if text.isprintable() else short(text, 4096)
-
-
-def _shown_key(key: str) -> str:
-    plain = len(key) <= 64 and key.isascii() and key.replace("-", "_").isidentifier()
-    return key if plain else short(key)
-
-
-def _unknown(key: str, known: list[str]) -> str:
-    if not known:
-        return "there is no such key: none is known here, take it out"
-    near = difflib.get_close_matches(key, known, n=1)
-    meant = f"did you mean {near[0]}?" if near else "known here: " + ", ".join(known)
-    return f"there is no such key: {meant}"
-
-
-def _shown(value: object) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return f"the text {short(value)}"
-        case int() | float():
-            # A number of thousands of digits can be written in TOML, but not turned into a text.
-            return str(value) if isinstance(value, float) or abs(value) < 10**18 else "a huge number"
-        case dict():
-            return "a table"
-        case list():
-            return "a list"
-        case _:
-            return f"a {type(value).__name__}"
-
-
-def _check_json(file: Path, key: str, value: object, depth: int = 0) -> None:
-    match value:
-        case dict() | list() if depth == DEPTH:
-            raise ConfigError(file, short(key), f"nests deeper than {DEPTH} levels")
-        case dict():
-            for name, inner in value.items():
-                _check_json(file, f"{key}.{_shown_key(name)}", inner, depth + 1)
-        case list():
-            for inner in value:
-                _check_json(file, key, inner, depth + 1)
-        case float() if not math.isfinite(value):
-            raise ConfigError(file, key, f"found {value}: a finite number is allowed")
-        case int() if abs(value) > 2**53:
-            raise ConfigError(file, key, "found a huge number: at most 2^53 is allowed")
-        case str() | bool() | int() | float():
-            pass
-        case _:
-            raise ConfigError(
-                file, key, f"found {_shown(value)}: texts, numbers, true, false, lists and tables are allowed"
-            )
+            raise config.error(f"{table}.{shown_key(key)}", unknown(key, known))
 
 
 def _read(file: Path) -> bytes:
@@ -381,24 +191,3 @@ def _parse(file: Path, data: bytes) -> dict[str, Any]:
             what, place = place, ""
         shown = what if what.isprintable() and len(what) <= 200 else short(what, 200)
         raise ConfigError(file, "", f"not valid TOML: {shown}{at}{place}") from None
-
-
-def _read_key(path: Path) -> str:
-    """The API key in a file. Raises OSError, and ValueError with the end of a sentence about the file."""
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is no regular file")
-        if status.st_mode & 0o027:
-            # The group may read it: service managers hand over credentials that way.
-            raise ValueError(
-                f"has mode {stat.S_IMODE(status.st_mode):04o}, so others can read or change it:"
-                " chmod 600 it, and think about a new key"
-            )
-        data = stream.read(KEY_BYTES + 1)
-    key = data.rstrip(b"\r\n")
-    if not key or len(data) > KEY_BYTES or any(byte < 0x21 or byte > 0x7E for byte in key):
-        raise ValueError(
-            f"must hold the API key alone: one line of 1 to {KEY_BYTES} printable ASCII characters"
-        )
-    return key.decode("ascii")

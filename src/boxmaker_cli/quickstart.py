@@ -25,9 +25,9 @@ from boxmaker_adapters.channel_protocol import check_path
 from boxmaker_core.errors import BoxmakerError
 
 from . import places
-from .config import printable
 from .program import say
 from .render import line
+from .table import printable
 
 START_SECONDS = 330.0
 """More than the engine takes to load (load_timeout), so that its own error comes first."""

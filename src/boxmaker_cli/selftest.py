@@ -27,8 +27,9 @@ from boxmaker_core.ports import Check, SelfTesting
 from boxmaker_core.tools import CORE
 
 from . import wiring
-from .config import Config, load, printable
+from .config import Config, load
 from .render import line
+from .table import printable
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 

@@ -16,7 +16,7 @@ from boxmaker_adapters.codec.log import _decode_slowly
 from boxmaker_adapters.jsonl_store.reading import read_baseline, read_records
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_cli import config
-from boxmaker_cli.config import ConfigError
+from boxmaker_cli.table import ConfigError
 from boxmaker_core import records
 from boxmaker_core.baseline import sha256
 from boxmaker_core.errors import IllegalRecord, LogCorrupt

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from boxmaker_cli import config, places
-from boxmaker_cli.config import Config, ConfigError
+from boxmaker_cli.config import Config
+from boxmaker_cli.table import ConfigError
 from boxmaker_core.limits import Limits
 
 

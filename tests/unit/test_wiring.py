@@ -16,7 +16,7 @@ from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.memory_store import MemoryStore
 from boxmaker_adapters.scripted import ScriptedInference
 from boxmaker_cli import config, wiring
-from boxmaker_cli.config import ConfigError
+from boxmaker_cli.table import ConfigError
 from boxmaker_cli.wiring import Wired, WithClock
 from boxmaker_core import Failed, Result, ToolRequest
 from boxmaker_core.errors import BaselineError, InferenceError
