@@ -27,6 +27,7 @@ from .channel_protocol import (
 from .frames import Closed, FrameError, FrameReader, Truncated, encode_frame
 
 START = "start it with: loopd serve --config PATH"
+GO_ON = "bxctl chat"
 _AHEAD = 64 * 1024
 _TURN_ID = 1
 """The only one that is needed, with one turn on a connection."""
@@ -44,12 +45,16 @@ class ChannelClient:
     """Turns over the socket at `path`.
 
     `timeout` is in seconds: for the daemon to take the connection, and then for each part of the message.
-    How long an answer takes is nobody's business here. May be shared by threads.
+    How long an answer takes is nobody's business here. May be shared by threads. Errors tell the way out in
+    the words of who uses this: `start` is what to do without a daemon, `go_on` the command that goes on
+    with a session, but for ``--session ID``.
     """
 
-    def __init__(self, path: Path, *, timeout: float = 10.0) -> None:
+    def __init__(self, path: Path, *, timeout: float = 10.0, start: str = START, go_on: str = GO_ON) -> None:
         self.path = path
         self._timeout = timeout
+        self._start = start
+        self._go_on = go_on
 
     def turn(self, session: str, content: str, *, resume: bool = False) -> Iterator[Message]:
         """Run one turn: its `TurnEvent` messages as they come, last its `TurnDone` or `Error`.
@@ -97,9 +102,9 @@ class ChannelClient:
         shown = printable(self.path)
         match error:
             case FileNotFoundError() | NotADirectoryError():
-                return f"loopd is not running, there is no socket {shown}: {START}"
+                return f"loopd is not running, there is no socket {shown}: {self._start}"
             case ConnectionRefusedError():
-                return f"loopd is not running, nobody listens at {shown}: {START}"
+                return f"loopd is not running, nobody listens at {shown}: {self._start}"
             case PermissionError():
                 return f"the socket {shown} is another user's: run this as the user that runs loopd"
             case BlockingIOError():
@@ -114,7 +119,7 @@ class ChannelClient:
             frame = reader.read()
             message = from_frame(frame)
         except (Closed, Truncated, ConnectionError) as error:
-            raise TurnLost(_lost(session) if sent else _unsent()) from error
+            raise TurnLost(_lost(session, self._go_on) if sent else _unsent()) from error
         except (FrameError, BadMessage) as error:
             raise ChannelError(
                 f"what came from {printable(self.path)} is not boxmaker's protocol: {error};"
@@ -139,11 +144,11 @@ def _send(sock: socket.socket, data: bytes) -> bool:
     return True
 
 
-def _lost(session: str) -> str:
+def _lost(session: str, go_on: str) -> str:
     session = session if session.isprintable() else short(session)
     return (
         "the connection ended before the turn did: if loopd still runs it finishes the turn, and the answer"
-        f" is in the session's log (sessions/{session}/0.jsonl); go on with: bxctl chat --session {session}"
+        f" is in the session's log (sessions/{session}/0.jsonl); go on with: {go_on} --session {session}"
     )
 
 

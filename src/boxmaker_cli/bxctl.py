@@ -51,6 +51,9 @@ def chat(socket: str | None, session: str | None, no_thinking: bool, say: str | 
     Exit status: 0 done, 1 an error with --say or no daemon, 2 wrong usage, 130 left with Ctrl-C.
     """
     from pathlib import Path
+    from shlex import quote
+
+    from boxmaker_adapters.channel_protocol import printable
 
     from . import places
     from .chat import Options, run
@@ -67,6 +70,7 @@ def chat(socket: str | None, session: str | None, no_thinking: bool, say: str | 
                 thinking=not no_thinking,
                 say=say,
                 as_json=as_json,
+                go_on="bxctl chat" if socket is None else f"bxctl chat --socket {quote(printable(found))}",
             )
         )
     )
@@ -94,7 +98,8 @@ def quickstart(session: str | None, no_thinking: bool, say: str | None, as_json:
                     thinking=not no_thinking,
                     say=say,
                     as_json=as_json,
-                    command="quickstart",
+                    go_on="bxctl quickstart",
+                    alone=True,
                 )
             )
     except (places.BadPlace, QuickstartError) as error:

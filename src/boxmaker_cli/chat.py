@@ -15,7 +15,7 @@ from typing import BinaryIO, TextIO
 
 from attrs import define, field, frozen
 
-from boxmaker_adapters.channel_client import ChannelClient
+from boxmaker_adapters.channel_client import START, ChannelClient
 from boxmaker_adapters.channel_protocol import (
     ChannelError,
     Error,
@@ -43,21 +43,25 @@ class Options:
     thinking: bool = True
     say: str | None = None
     as_json: bool = False
-    command: str = "chat"
-    """The command of ``bxctl`` that goes on with the session."""
+    go_on: str = "bxctl chat"
+    """The command that goes on with the session, but for ``--session ID``."""
+    alone: bool = False
+    """Whether the daemon is there for this chat, and ends with it."""
 
 
 def run(options: Options) -> int:
     """Chat; the exit status. Errors of a turn are shown, not raised."""
     session = _Session.named(options.session) if options.session is not None else _Session.new()
-    chat = _Chat(options, ChannelClient(options.socket), session)
+    start = f"leave this chat, then: {options.go_on}" if options.alone else START
+    client = ChannelClient(options.socket, start=start, go_on=options.go_on)
+    chat = _Chat(options, client, session)
     try:
         if options.say is not None:
             return chat.one(utf8(os.fsencode(options.say)))
         return chat.many()
     except KeyboardInterrupt:
-        finishes = "; loopd finishes a turn that runs" if options.command == "chat" else ""
-        say(f"\nleft{finishes}; go on with: bxctl {options.command} --session {session.id}")
+        finishes = "" if options.alone else "; loopd finishes a turn that runs"
+        say(f"\nleft{finishes}; go on with: {options.go_on} --session {session.id}")
         return INTERRUPTED
 
 

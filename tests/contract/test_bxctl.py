@@ -18,6 +18,9 @@ import pytest
 from fakes.channels import short_folder
 from fakes.fake_loopd import PATIENCE, FakeLoopd, Step, content, done, error, event
 
+from boxmaker_cli.chat import Options
+from boxmaker_cli.chat import run as run_chat
+
 BXCTL = [sys.executable, "-P", "-m", "boxmaker_cli.bxctl"]
 ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]{4}")
 
@@ -392,6 +395,22 @@ def test_an_interrupt_leaves_and_says_how_to_go_on(folder: Path, loopd: Loopd) -
         left.set()
     assert status == 130
     assert "go on with: bxctl chat --session mine" in told
+
+
+def test_the_way_to_go_on_leads_to_the_same_daemon(folder: Path) -> None:
+    path = folder / "a b.sock"
+    with FakeLoopd(path, []):
+        run = say(folder, "x", "--socket", str(path), "--session", "s")
+    assert run.returncode == 1
+    assert f"go on with: bxctl chat --socket '{path}' --session s\n" in run.stderr.decode()
+
+
+def test_who_brought_a_daemon_along_is_not_told_to_start_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = Options(socket=folder / "gone.sock", say="x", go_on="bxctl quickstart", alone=True)
+    assert run_chat(options) == 1
+    assert "leave this chat, then: bxctl quickstart\n" in capsys.readouterr().err
 
 
 class Terminal:
