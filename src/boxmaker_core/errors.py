@@ -118,14 +118,22 @@ class InferenceError(BoxmakerError):
 
 
 class SessionFull(InferenceError):
-    """The context has no room for the request. Numbers are tokens; None where nobody knows them."""
+    """The context has no room for the request, or, with `answered`, for its answer as well, of which nothing
+    is kept. Numbers are tokens; None where nobody knows them."""
 
     code = "session_full"
 
-    def __init__(self, prompt: int | None, context: int | None, remedy: str = "start a new session") -> None:
-        request = "the request" if prompt is None else f"the request ({prompt} tokens)"
+    def __init__(
+        self, prompt: int | None, context: int | None, remedy: str = "", *, answered: bool = False
+    ) -> None:
+        what = "the request with its answer" if answered else "the request"
+        what = what if prompt is None else f"{what} ({prompt} tokens)"
         room = "the context" if context is None else f"the context ({context} tokens)"
-        super().__init__(f"{request} does not fit {room}: {remedy}")
+        if not remedy:
+            remedy = "start a new session"
+            if answered:
+                remedy = f"nothing of the answer is kept; ask for less, set max_tokens, or {remedy}"
+        super().__init__(f"{what} does not fit {room}: {remedy}")
         self.prompt = prompt
         self.context = context
 

@@ -497,6 +497,19 @@ def test_a_full_context_is_recognised_in_every_wording(
     assert (asked.error.prompt, asked.error.context) == (prompt, context)
     assert asked.retries == []
     assert "start a new session" in asked.why
+    assert ("ask for less" in asked.why) is any(isinstance(event, Content) for event in asked.events)
+
+
+def test_a_context_that_was_known_is_not_forgotten_when_it_matters(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    assert driver.context == 4096
+    server.answers["/props"] = error(500, "x")
+    server.script(hang_up(), answer("abc", finish="length", prompt_n=4095))
+    asked = Asked(driver)
+    assert len(asked.retries) == 1
+    assert isinstance(asked.error, SessionFull)
+    assert asked.error.context == 4096
 
 
 def test_a_pool_that_others_filled_does_not_end_this_session(server: FakeLlama, driver: LlamaServer) -> None:

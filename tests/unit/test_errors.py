@@ -49,6 +49,17 @@ TOLD: list[tuple[BoxmakerError, str, str]] = [
         "the request does not fit the context: send less",
     ),
     (
+        errors.SessionFull(9, 8, answered=True),
+        "session_full",
+        "the request with its answer (9 tokens) does not fit the context (8 tokens):"
+        " nothing of the answer is kept; ask for less, set max_tokens, or start a new session",
+    ),
+    (
+        errors.SessionFull(None, 8, "wait", answered=True),
+        "session_full",
+        "the request with its answer does not fit the context (8 tokens): wait",
+    ),
+    (
         errors.ThinkingOverrun(10),
         "turn_limit",
         "thinking went past the cap of 10 tokens, which the server does not hold (thinking_cap):"

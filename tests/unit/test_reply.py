@@ -361,6 +361,7 @@ def test_a_length_limit_at_the_context_is_a_full_session(total: int) -> None:
     with pytest.raises(SessionFull, match=f"{total} tokens.*512 tokens") as caught:
         Taken(*length(total)).reply.completion(512)
     assert (caught.value.prompt, caught.value.context) == (total, 512)
+    assert "nothing of the answer is kept; ask for less" in str(caught.value)
 
 
 def test_a_length_limit_below_the_context_is_not() -> None:

@@ -81,6 +81,7 @@ class LlamaServer(Inference, SelfTesting):
         self._poll_interval = poll_interval
         self._gate = SlotGate()
         self._context: int | None = None
+        self._last_context: int | None = None
         self._slots: int | None = None
 
     @property
@@ -96,6 +97,7 @@ class LlamaServer(Inference, SelfTesting):
         if self._context is None:
             props = self._server.ask("/props", cancel=cancel)
             self._context = counting.context_of(props)
+            self._last_context = self._context or self._last_context
             self._slots = counting.slots_of(props)
         return self._context
 
@@ -182,7 +184,7 @@ class LlamaServer(Inference, SelfTesting):
         except Broken as error:
             raise Again(Verdict.RETRY, str(self._server.trouble(error))) from None
         except StreamRefused as error:
-            raise self._refused(error.refusal, reply.total, cancel) from None
+            raise self._refused(error.refusal, reply, cancel) from None
         except TooMuch as error:
             raise InferenceError(
                 f"the answer was stopped, it has {error}:"
@@ -246,18 +248,19 @@ class LlamaServer(Inference, SelfTesting):
             raise Broken("the stream ended before the answer did")
 
     def _refused(
-        self, refusal: Refusal, total: int | None, cancel: Cancel, after: float | None = None
+        self, refusal: Refusal, reply: Reply | None, cancel: Cancel, after: float | None = None
     ) -> Exception:
-        """The error for what the server said; `total` is how many tokens it had reached."""
+        """The error for what the server said; `reply` is what had come of its answer."""
         verdict = refusal.verdict()
         if verdict is Verdict.FULL:
-            return self._full(refusal, total, cancel)
+            return self._full(refusal, reply, cancel)
         detail = f"{self.url} answered {refusal}"
         if verdict is Verdict.FINAL:
             return InferenceError(f"{detail}: {remedy(refusal)}")
         return Again(verdict, detail, after)
 
-    def _full(self, refusal: Refusal, total: int | None, cancel: Cancel) -> SessionFull:
+    def _full(self, refusal: Refusal, reply: Reply | None, cancel: Cancel) -> SessionFull:
+        total = None if reply is None else reply.total
         prompt = total if refusal.prompt is None else refusal.prompt
         context = self._context_or_none(cancel) if refusal.context is None else refusal.context
         if refusal.shared and prompt is not None and context is not None and prompt < context - 1:
@@ -267,10 +270,11 @@ class LlamaServer(Inference, SelfTesting):
                 "the server's slots share it and others filled it, so send the message again;"
                 " llama-server -np N gives each slot its own",
             )
-        return SessionFull(prompt, context)
+        return SessionFull(prompt, context, answered=reply is not None and reply.begun)
 
     def _context_or_none(self, cancel: Cancel) -> int | None:
+        """For a judgement on an answer that is there already: if nobody can tell now, what was last told."""
         try:
-            return self._ask_context(cancel)
+            return self._ask_context(cancel) or self._last_context
         except InferenceError:
-            return None
+            return self._last_context

@@ -185,6 +185,11 @@ class Reply:
         return usage.prompt + usage.predicted_n
 
     @property
+    def begun(self) -> bool:
+        """Whether any text has come."""
+        return self._bytes > 0
+
+    @property
     def cut(self) -> bool:
         """Whether a length limit ended the answer: the context's, if `total` reached it."""
         return self._cut
@@ -196,7 +201,7 @@ class Reply:
         """
         total = self.total
         if self._cut and context and total is not None and total >= context - 1:
-            raise SessionFull(total, context)
+            raise SessionFull(total, context, answered=True)
         return Completion(
             content=None if self._content is None else str(self._content),
             reasoning_content=None if self._reasoning is None else str(self._reasoning),
