@@ -102,6 +102,10 @@ class Engine:
     def pid(self) -> int:
         return self._keeper.process.pid
 
+    def watch(self) -> int:
+        """A descriptor that is readable once the server has ended, however that came. Close it."""
+        return os.pidfd_open(self.pid)
+
     def tail(self) -> str:
         """The last that the server wrote; foreign text."""
         return self._keeper.tail()
@@ -295,7 +299,7 @@ class _Keeper:
             del self._output[:-TAIL_BYTES]
         self.process.stdout.close()
         if self.serving:
-            LOG.error("the embedded engine ended by itself; turns fail until boxmaker is started again")
+            LOG.error("the embedded engine ended by itself")
 
     def tail(self) -> str:
         return bytes(self._output).decode(errors="replace")

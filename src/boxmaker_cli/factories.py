@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -19,6 +20,7 @@ from .config import Config
 _log = logging.getLogger("boxmaker")
 
 GROUP = "boxmaker.drivers"
+CLOSE_SECONDS = 5.0
 SHIPPED = {
     "inference": ("llama_server", "embedded", "scripted"),
     "store": ("jsonl", "memory"),
@@ -96,17 +98,25 @@ def need(
 
 
 def close_with(made: object, closers: ExitStack) -> None:
-    """A driver that has a ``close`` gets it called when the daemon ends."""
+    """A driver that has a ``close`` gets it called when the daemon ends, and `CLOSE_SECONDS` for it."""
     close = getattr(type(made), "close", None)
     if callable(close):
         closers.callback(_close, close, made)
 
 
 def _close(close: Callable[[object], object], made: object) -> None:
-    try:
-        close(made)
-    except Exception as error:
-        _log.warning("closing a %s failed: %s", type(made).__name__, one_line(error))
+    def run() -> None:
+        try:
+            close(made)
+        except BaseException as error:
+            _log.warning("closing a %s failed: %s", type(made).__name__, one_line(error))
+
+    # On a thread that nobody waits for in the end: a driver that hangs must not hold up the stop.
+    thread = threading.Thread(target=run, name="close", daemon=True)
+    thread.start()
+    thread.join(CLOSE_SECONDS)
+    if thread.is_alive():
+        _log.warning("closing a %s did not end within %g s", type(made).__name__, CLOSE_SECONDS)
 
 
 def kind(value: object) -> str:

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -75,8 +76,10 @@ def serve(file: Path, log_json: bool, log_text: bool, ready_fd: int | None, user
     """Serve turns until SIGTERM or SIGINT.
 
     The self-test comes first; if it fails, the reasons are logged, no socket appears and the exit status
-    is 1.
+    is 1. So it is when the embedded engine ends by itself: no turn could work until a new start.
     """
+    import logging
+
     from . import logs
 
     os.umask(0o077)
@@ -92,13 +95,15 @@ def serve(file: Path, log_json: bool, log_text: bool, ready_fd: int | None, user
     server = _listen(wired, log_text)
     if ready_fd is not None:
         _report_ready(ready_fd)
-    logs.event("stopping", reason=stop.wait(users))
+    reason, status = stop.wait(users, wired.needed)
+    logs.event("stopping", logging.ERROR if status else logging.INFO, reason=reason)
     all_ended = server.stop(GRACE)
     wired.close()
     logs.event("stopped")
     if not all_ended:
         # Threads that did not end in time must not hold up the process.
-        os._exit(0)
+        os._exit(status)
+    sys.exit(status)
 
 
 def _self_test(file: Path) -> Wired:
@@ -158,12 +163,14 @@ class _Stop:
     def serving(self) -> None:
         self._serving = True
 
-    def wait(self, users: Path | None) -> str:
-        """Why to stop, once there is a reason: the name of a signal, or that nobody locks `users`."""
-        while not select.select([self._reader], [], [], None if users is None else USERS_SECONDS)[0]:
+    def wait(self, users: Path | None, needed: Sequence[int]) -> tuple[str, int]:
+        """Why to stop, once there is a reason, and the exit status: a signal, nobody locks `users`, or one of
+        the descriptors in `needed` tells that something is gone (`Wired.needed`)."""
+        seconds = None if users is None else USERS_SECONDS
+        while not select.select([self._reader, *needed], [], [], seconds)[0]:
             if users is not None and _unlocked(users):
-                return "nobody is left"
-        return self._got
+                return "nobody is left", 0
+        return (self._got, 0) if self._got else ("the embedded engine is gone, start again", 1)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self._got:

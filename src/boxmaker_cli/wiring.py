@@ -8,6 +8,7 @@ a `SessionStore`, or a `ToolPort` and the schemas of its tools.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -35,6 +36,8 @@ class Wired:
     config: Config
     loop: Loop
     baselines: BaselineSource
+    needed: Sequence[int] = ()
+    """Descriptors that become readable once something is gone that no turn works without."""
     _closers: ExitStack = field(factory=ExitStack)
 
     @property
@@ -54,7 +57,8 @@ def build(config: Config) -> Wired:
         tools, schemas = _tools(config, closers)
         registry = _registry(config, schemas)
         store = _store(config, closers)
-        inference = _inference(config, closers)
+        needed: list[int] = []
+        inference = _inference(config, closers, needed)
         baselines = BaselineSource(config, inference, now)
         loop = Loop(
             inference=inference,
@@ -66,7 +70,7 @@ def build(config: Config) -> Wired:
             limits=config.limits,
             slot=config.slot,
         )
-        return Wired(config=config, loop=loop, baselines=baselines, closers=closers.pop_all())
+        return Wired(config=config, loop=loop, baselines=baselines, needed=needed, closers=closers.pop_all())
 
 
 def now() -> datetime:
@@ -84,14 +88,14 @@ class WithClock:
         return (self.clock if request.tool == CLOCK.name else self.others).call(request)
 
 
-def _inference(config: Config, closers: ExitStack) -> Inference:
+def _inference(config: Config, closers: ExitStack, needed: list[int]) -> Inference:
     section = config.inference
     match section.driver:
         case "llama_server":
             check_keys(config, "inference.options", section.options, [])
             return _llama_server(config, section.url, section.api_key)
         case "embedded":
-            return _embedded(config, closers)
+            return _embedded(config, closers, needed)
         case "scripted":
             return _scripted(config)
         case name:
@@ -117,7 +121,7 @@ def _llama_server(config: Config, url: str, api_key: str | None) -> Inference:
         raise config.error("inference", factories.one_line(error)) from None
 
 
-def _embedded(config: Config, closers: ExitStack) -> Inference:
+def _embedded(config: Config, closers: ExitStack, needed: list[int]) -> Inference:
     from boxmaker_adapters import embedded_llama
 
     section = config.inference
@@ -128,6 +132,8 @@ def _embedded(config: Config, closers: ExitStack) -> Inference:
         key = f"inference.options.{error.key}" if error.key else "inference.driver"
         raise config.error(key, error.why) from None
     closers.callback(engine.close)
+    needed.append(engine.watch())
+    closers.callback(os.close, needed[-1])
     return _llama_server(config, engine.url, engine.api_key)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from fakes.channels import short_folder
-from fakes.daemon import PATIENCE
+from fakes.daemon import PATIENCE, Daemon
 
 from boxmaker_adapters import embedded_llama
 from boxmaker_adapters.embedded_llama import Engine, EngineError, EngineOptions
@@ -203,6 +203,25 @@ def quickstart(state: Path, *options: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         env=environ,
     )
+
+
+def test_a_daemon_whose_engine_is_gone_ends_so_that_a_supervisor_starts_it_again() -> None:
+    with short_folder() as folder:
+        write_config(folder / "home", QUICK)
+        (folder / "home" / "system.md").write_text("Be brief.\n")
+        with Daemon(folder / "home/config.toml", folder / "home/run/loop/loop.sock") as running:
+            (engine,) = children(running.process.pid)
+            os.kill(engine, signal.SIGKILL)
+            status = running.process.wait(PATIENCE)
+            assert (status, "the embedded engine is gone" in running.log()) == (1, True)
+            assert not (folder / "home/run/loop/loop.sock").exists()
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
 
 
 def write_config(home: Path, text: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from boxmaker_adapters.jsonl_store import JsonlStore
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.memory_store import MemoryStore
 from boxmaker_adapters.scripted import ScriptedInference
-from boxmaker_cli import config, wiring
+from boxmaker_cli import config, factories, wiring
 from boxmaker_cli.table import ConfigError
 from boxmaker_cli.wiring import Wired, WithClock
 from boxmaker_core import Failed, Result, ToolRequest
@@ -160,7 +162,23 @@ def test_tools_of_another_package_are_run_beside_the_clock(build: Build) -> None
     assert told.content.endswith("Z")
     assert isinstance(tools, WithClock)
     wired.close()
-    assert tools.others.closed is True  # type: ignore[attr-defined]  # a Dice
+    assert tools.others.closed is True
+
+
+def test_a_driver_that_does_not_close_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+
+    class Slow:
+        def close(self) -> None:
+            release.wait(60)
+
+    monkeypatch.setattr(factories, "CLOSE_SECONDS", 0.0)
+    with ExitStack() as closers:
+        factories.close_with(Slow(), closers)
+    assert "closing a Slow did not end within 0 s" in caplog.text
+    release.set()
 
 
 def test_the_driver_in_the_documentation_works(
