@@ -110,16 +110,16 @@ class Change(ast.NodeTransformer):
         if is_fixed(node):
             return node
         if isinstance(node, ast.FunctionDef):
-            node.body = [self.visit(part) or ast.Pass() for part in node.body]  # type: ignore[misc]
-            node.args.defaults = [self.visit(part) or part for part in node.args.defaults]  # type: ignore[misc]
-            node.args.kw_defaults = [part and (self.visit(part) or part) for part in node.args.kw_defaults]  # type: ignore[misc]
+            node.body = [self.visit(part) or ast.Pass() for part in node.body]
+            node.args.defaults = [self.visit(part) or part for part in node.args.defaults]
+            node.args.kw_defaults = [part and (self.visit(part) or part) for part in node.args.kw_defaults]
             return node
         if isinstance(node, ast.ClassDef):
-            node.body = [self.visit(part) or ast.Pass() for part in node.body]  # type: ignore[misc]
+            node.body = [self.visit(part) or ast.Pass() for part in node.body]
             return node
         if isinstance(node, ast.AnnAssign):
             if node.value is not None:
-                node.value = self.visit(node.value)  # type: ignore[assignment]
+                node.value = self.visit(node.value)
             return node
         found = list(variants(node))
         if found:
@@ -273,4 +273,4 @@ def main(part: str, say: Callable[[str], None]) -> int:
 if __name__ == "__main__":
     for name in ("attrs", "cattrs", "hypothesis", "pytest"):  # loaded once, before all the forks
         importlib.import_module(name)
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "", lambda text: print(text, flush=True)))  # noqa: T201
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "", lambda text: print(text, flush=True)))  # noqa: T201 - a program

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -293,8 +294,8 @@ class _Keeper:
         return keeper
 
     def _drain(self) -> None:
-        assert self.process.stdout is not None
-        while piece := self.process.stdout.read1(TAIL_BYTES):  # type: ignore[attr-defined]
+        assert isinstance(self.process.stdout, io.BufferedReader)
+        while piece := self.process.stdout.read1(TAIL_BYTES):
             self._output += piece
             del self._output[:-TAIL_BYTES]
         self.process.stdout.close()

@@ -46,7 +46,7 @@ class Seen:
 class Emitter(Channel):
     """A turn's end of a channel."""
 
-    emit: Callable[[events.TurnEvent], None]  # type: ignore[assignment]
+    emit: Callable[[events.TurnEvent], None]
 
 
 class Made:
@@ -242,7 +242,7 @@ def test_emitting_never_waits_for_a_watcher_that_does_not_read(make_channel: Mad
     "odd",
     [
         events.Content(text="\ud800"),
-        events.Content(text=None),  # type: ignore[arg-type]
+        events.Content(text=None),
         events.Content(text="x" * (17 * 1024 * 1024)),
         events.Queued(ahead=-1),
         "no event",

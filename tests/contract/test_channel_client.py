@@ -125,7 +125,7 @@ def test_a_client_may_leave_a_turn_to_the_daemon(path: Path) -> None:
     with ChannelServer(path, turn):
         messages = ChannelClient(path).turn("s1", "hi")
         next(messages)
-        messages.close()  # type: ignore[attr-defined]
+        messages.close()
         left.set()
         wait_for(turn.ended)
 

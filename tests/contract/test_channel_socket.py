@@ -66,7 +66,7 @@ class Watching(socket.socket):
 
     modes: list[int]
 
-    def bind(self, address: str) -> None:  # type: ignore[override]
+    def bind(self, address: str) -> None:
         super().bind(address)
         self.modes.append(mode(Path(address)))
 

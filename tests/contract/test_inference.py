@@ -209,7 +209,7 @@ def test_threads_may_share_a_driver_and_a_slot(place: Place) -> None:
     inference = place.driver(max_tokens=8)
     got: list[Completion] = []
     threads = [
-        threading.Thread(target=lambda slot=slot: got.append(ask(inference, small(slot=slot))[0]))  # type: ignore[misc]
+        threading.Thread(target=lambda slot=slot: got.append(ask(inference, small(slot=slot))[0]))
         for slot in (OTHER, OTHER, OTHER + 1, OTHER)
     ]
     for thread in threads:

@@ -110,7 +110,7 @@ results = st.builds(
     untrusted=st.booleans(),
     truncated=st.booleans(),
 )
-junk = st.sampled_from([None, 5, "text", Result(content=5)])  # type: ignore[arg-type]
+junk = st.sampled_from([None, 5, "text", Result(content=5)])
 mishaps = st.sampled_from(
     [ValueError("bad\0"), OSError(), SystemExit(3), RecursionError("deep"), MemoryError()]
 )

@@ -277,7 +277,7 @@ def close_all(found: list[object]) -> None:
 def test_of_many_who_create_a_session_one_does(make_store: MakeStore) -> None:
     for _ in range(5):
         store = make_store()
-        found = in_threads(6, lambda store=store: create(store))  # type: ignore[misc]
+        found = in_threads(6, lambda store=store: create(store))
         assert found.count(SessionExists) == 5
         close_all(found)
         assert len(store.sessions()) == 1

@@ -161,7 +161,7 @@ def check_losses(track: Track, log: Sequence[LogRecord]) -> None:
         if not isinstance(record, records.Usage):
             continue
         prompt = None if before is None else before.usage.prompt
-        lost = None not in (prompt, record.cache_n) and record.cache_n < prompt - CACHE_TOLERANCE  # type: ignore[operator]
+        lost = None not in (prompt, record.cache_n) and record.cache_n < prompt - CACHE_TOLERANCE
         if isinstance(after, records.CacheLoss):
             assert lost
             assert (after.expected, after.got) == (prompt, record.cache_n)

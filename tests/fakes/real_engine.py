@@ -98,7 +98,7 @@ class Box:
         return file
 
     def serve(self, name: str = "config", **settings: object) -> Daemon:
-        file = self.configure(name, **settings)  # type: ignore[arg-type]
+        file = self.configure(name, **settings)
         return Daemon(file, self.folder / f"{name}.sock")
 
     def say(self, session: str, text: str, name: str = "config") -> subprocess.CompletedProcess[str]:

@@ -150,7 +150,7 @@ def changed_value(rng: random.Random, value: object) -> None:
     inside, place = rng.choice(places)
     match rng.randrange(8):
         case 0:
-            del inside[place]  # type: ignore[arg-type]
+            del inside[place]
         case 1 if isinstance(inside, dict) and isinstance(place, str):
             inside[odd_text(rng)] = inside.pop(place)
         case 2 if isinstance(inside, dict):
@@ -158,17 +158,17 @@ def changed_value(rng: random.Random, value: object) -> None:
         case 3 if isinstance(inside, list) and isinstance(place, int):
             inside.insert(place, inside[place])
         case 4:
-            inside[place] = rng.choice(places)[0]  # type: ignore[index]
+            inside[place] = rng.choice(places)[0]
             _without_circles(inside, place)
         case _:
-            inside[place] = json_value(rng)  # type: ignore[index]
+            inside[place] = json_value(rng)
 
 
 def _without_circles(inside: dict[str, object] | list[object], place: str | int) -> None:
     try:
-        inside[place] = json.loads(json.dumps(inside[place]))  # type: ignore[index]
+        inside[place] = json.loads(json.dumps(inside[place]))
     except (ValueError, RecursionError):
-        inside[place] = None  # type: ignore[index]
+        inside[place] = None
 
 
 def odd_number(rng: random.Random) -> int:

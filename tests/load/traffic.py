@@ -221,7 +221,7 @@ class Load:
         for message in messages:
             check.take(message)
             if leaves:
-                messages.close()  # type: ignore[attr-defined]  # it is a generator
+                messages.close()  # it is a generator
                 break
         outcome = "left" if leaves else check.end()
         with self._guard:

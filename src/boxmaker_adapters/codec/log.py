@@ -32,7 +32,7 @@ def decode_record(line: bytes) -> LogRecord:
     if line.find(b"\\u") >= 0:  # twice as fast as `in`, which tries a number first
         refuse_half_pairs(value)
     try:
-        return _FAST[value["type"]](value)  # type: ignore[index]
+        return _FAST[value["type"]](value)  # type: ignore[index]  # TypeError is caught
     except (KeyError, TypeError, ValueError):
         return _decode_slowly(value)
 

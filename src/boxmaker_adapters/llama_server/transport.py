@@ -70,12 +70,12 @@ class _Adapter(HTTPAdapter):
 
     def _http(self, *args: Any, **more: Any) -> urllib3.HTTPConnectionPool:
         pool = urllib3.HTTPConnectionPool(*args, **more)
-        pool.ConnectionCls = partial(_Http, link=self._link)  # type: ignore[assignment]
+        pool.ConnectionCls = partial(_Http, link=self._link)  # type: ignore[assignment]  # it is only called
         return pool
 
     def _https(self, *args: Any, **more: Any) -> urllib3.HTTPSConnectionPool:
         pool = urllib3.HTTPSConnectionPool(*args, **more)
-        pool.ConnectionCls = partial(_Https, link=self._link)  # type: ignore[assignment]
+        pool.ConnectionCls = partial(_Https, link=self._link)  # type: ignore[assignment]  # it is only called
         return pool
 
 
