@@ -19,6 +19,7 @@ INTERRUPTED = 130
 
 def run(command: click.Command) -> NoReturn:
     """Run `command` with the arguments of the process and leave the process."""
+    _fill_gaps()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # An encoding that lacks a character must not cost the turn.
@@ -34,6 +35,17 @@ def run(command: click.Command) -> NoReturn:
             status = status or 1
             _mute(stream)
     sys.exit(status)
+
+
+def _fill_gaps() -> None:
+    """Let no file of ours have the number of a standard stream that the caller closed: whatever writes to
+    the number, a crashing library or a child, would write into a session."""
+    try:
+        while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(opened)
+    except OSError:
+        pass  # without descriptors there is more to come, with a message
 
 
 def _status(command: click.Command) -> int:

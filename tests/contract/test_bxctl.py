@@ -464,6 +464,27 @@ def test_no_color_is_respected(folder: Path, loopd: Loopd) -> None:
     assert "\x1b" not in terminal.shown
 
 
+OPENS = """
+import os, sys, click
+from boxmaker_cli import program
+
+@click.command()
+@click.argument("path")
+def opens(path):
+    with open(path, "w") as file:
+        file.write(str(file.fileno()))
+
+program.run(opens)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path, closed: str) -> None:
+    shell = ["sh", "-c", f'exec "$0" -c "$1" "$2" {closed}', sys.executable, OPENS, str(tmp_path / "file")]
+    assert subprocess.run(shell, check=False, timeout=PATIENCE).returncode == 0
+    assert int((tmp_path / "file").read_text()) > 2
+
+
 def test_help_loads_neither_requests_nor_cattrs() -> None:
     code = (
         "import sys; from boxmaker_cli import bxctl, program\n"
