@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from boxmaker_core.messages import short
@@ -29,6 +30,7 @@ from .frames import Closed, FrameError, FrameReader, Truncated, encode_frame
 START = "start it with: loopd serve --config PATH"
 GO_ON = "bxctl chat"
 _AHEAD = 64 * 1024
+_LOOK_MS = 500
 _TURN_ID = 1
 """The only one that is needed, with one turn on a connection."""
 
@@ -69,7 +71,7 @@ class ChannelClient:
             raise ChannelError(f"the message cannot be sent: {error}") from None
         with self._connect() as sock:
             sent = _send(sock, data)
-            reader = FrameReader(sock.recv, ahead=_AHEAD)
+            reader = FrameReader(partial(_receive, sock), ahead=_AHEAD)
             while True:
                 message = self._next(reader, session, sent)
                 yield message
@@ -89,6 +91,7 @@ class ChannelClient:
             sock.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(part * 1e6))
             )
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 50, 0))
             sock.connect(address)
         except OSError as error:
             sock.close()
@@ -131,6 +134,16 @@ class ChannelClient:
         if frame.id != _TURN_ID and not (frame.id == 0 and isinstance(message, Error)):
             raise ChannelError(f"what came from {printable(self.path)} answers turn {frame.id}, not this one")
         return message
+
+
+def _receive(sock: socket.socket, size: int) -> bytes:
+    """Wait for what comes, for ever, but look up now and then: Python handles a signal between two calls, and
+    one that came just before the wait, a Ctrl-C, would have to wait with it."""
+    while True:
+        try:
+            return sock.recv(size)
+        except BlockingIOError:
+            pass
 
 
 def _send(sock: socket.socket, data: bytes) -> bool:

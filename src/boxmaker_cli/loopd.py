@@ -154,9 +154,12 @@ class _Stop:
 
     def __init__(self) -> None:
         self._serving = False
-        self._got = ""
-        # An event's lock might be held by the very thread that a handler interrupts; a pipe has none.
-        self._reader, self._writer = os.pipe()
+        self._got = False
+        # Written to as the signal comes: a handler in Python runs later, and not in the middle of a wait that
+        # has just begun.
+        self._reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
@@ -167,16 +170,17 @@ class _Stop:
         """Why to stop, once there is a reason, and the exit status: a signal, nobody locks `users`, or one of
         the descriptors in `needed` tells that something is gone (`Wired.needed`)."""
         seconds = None if users is None else USERS_SECONDS
-        while not select.select([self._reader, *needed], [], [], seconds)[0]:
+        while not (ready := select.select([self._reader, *needed], [], [], seconds)[0]):
             if users is not None and _unlocked(users):
                 return "nobody is left", 0
-        return (self._got, 0) if self._got else ("the embedded engine is gone, start again", 1)
+        if self._reader in ready:
+            return signal.Signals(os.read(self._reader, 1)[0]).name, 0
+        return "the embedded engine is gone", 1
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self._got:
             os._exit(128 + number)
-        self._got = signal.Signals(number).name
-        os.write(self._writer, b"\0")
+        self._got = True
         if not self._serving:
             raise _Stopped
 

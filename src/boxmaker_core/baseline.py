@@ -6,22 +6,39 @@ time, no counter (docs/log-format.md, "The baseline"). Reading the files is not 
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .errors import BaselineError
 from .messages import ToolSchema
 
 
+class Form(enum.Enum):
+    """How the model's own messages go back to it (docs/prompt-cache.md, "Two forms")."""
+
+    FIELDS = "fields"
+    """As the fields that the server made of them: content, reasoning, tool calls."""
+    VERBATIM = "verbatim"
+    """As the text that the model wrote, where it is known."""
+
+
 @frozen(kw_only=True)
 class Baseline:
-    """System text and tools, as sent."""
+    """System text and tools, as sent, and how to send what follows.
+
+    ``chat_template_kwargs`` and ``form`` are settled when the session starts, since a change of either
+    would change every prompt; they are left out of the bytes while they have their defaults.
+    """
 
     system: str
     tools: tuple[ToolSchema, ...]
+    chat_template_kwargs: Mapping[str, Any] = field(factory=dict)
+    form: Form = Form.FIELDS
 
     def to_bytes(self) -> bytes:
         """The baseline file, whole: one compact line of UTF-8 and a line feed."""
@@ -29,7 +46,12 @@ class Baseline:
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
             for tool in self.tools
         ]
-        return dump({"system": self.system, "tools": tools}).encode() + b"\n"
+        whole: dict[str, object] = {"system": self.system, "tools": tools}
+        if self.chat_template_kwargs:
+            whole["chat_template_kwargs"] = self.chat_template_kwargs
+        if self.form is not Form.FIELDS:
+            whole["form"] = self.form.value
+        return dump(whole).encode() + b"\n"
 
     @property
     def sha256(self) -> str:

@@ -1,4 +1,7 @@
-"""Whether a completion reused what the server should still have had; not why, if it did not."""
+"""Whether a completion reused what the server should still have had, and the words for why it did not.
+
+Finding the cause takes evidence, which only a driver has (`ports.Explaining`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,28 @@ from .messages import Usage
 
 TOLERANCE = 16
 """Tokens at the end of a prompt that a server may evaluate again without it being a loss."""
+
+
+CAUSES = (
+    "template",
+    "other_session",
+    "other_client",
+    "restart",
+    "cleared",
+    "checkpoint",
+    "unknown",
+)
+"""Why a loss happened (docs/prompt-cache.md, "Why a loss happened"): the chat template rewrote what it had
+rendered before; another session of this process, or somebody else, used the slot; the server started anew;
+it cleared the slot while that was idle; its model can go back to certain places only; or nobody knows."""
+
+
+@frozen(kw_only=True)
+class Cause:
+    """``cause`` is one of `CAUSES`; ``detail`` says what shows it, and what to do, in one line."""
+
+    cause: str
+    detail: str
 
 
 @frozen(kw_only=True)

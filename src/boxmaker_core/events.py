@@ -76,8 +76,12 @@ class ToolResult:
 
 @frozen(kw_only=True)
 class CacheLoss:
+    """``cause`` and ``detail`` are those of the record, left out where that has none."""
+
     expected: int
     got: int
+    cause: str | None = None
+    detail: str | None = None
 
 
 ChatEvent = Queued | Waiting | Progress | Reasoning | Content | ThinkingCapped | Retrying

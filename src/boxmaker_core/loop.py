@@ -9,18 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import assert_never
+from typing import assert_never, cast
 
 from attrs import define, field, frozen
 
 from . import events, records
 from .baseline import Baseline
-from .cache import cache_outcome
+from .cache import Cause, Loss, cache_outcome
 from .errors import IllegalRecord, InferenceError, LogCorrupt, SessionBusy, SessionFull
 from .events import TurnEvent
 from .limits import Limits, cut, safe_text
 from .messages import Completion, Ending, SessionId, ToolCall, Usage, session_id, user_text
-from .ports import Cancel, Clock, Inference, Request, SessionLog, SessionStore, ToolPort
+from .ports import Cancel, Clock, Explaining, Inference, Request, SessionLog, SessionStore, ToolPort
 from .records import DataClass, LogRecord
 from .session import Session
 from .tools import Failed, Registry, Result, ToolRequest
@@ -238,8 +238,23 @@ class _Turn:
         self.ending = completion.ending
         loss = cache_outcome(before, completion.usage)
         if loss is not None:
-            self._append(records.CacheLoss(time=self.loop.clock(), expected=loss.expected, got=loss.got))
-            self.on_event(events.CacheLoss(expected=loss.expected, got=loss.got))
+            self._tell_loss(loss)
+
+    def _tell_loss(self, loss: Loss) -> None:
+        found = self._cause(loss)
+        cause, detail = (None, None) if found is None else (found.cause, found.detail)
+        self._append(
+            records.CacheLoss(
+                time=self.loop.clock(), expected=loss.expected, got=loss.got, cause=cause, detail=detail
+            )
+        )
+        self.on_event(events.CacheLoss(expected=loss.expected, got=loss.got, cause=cause, detail=detail))
+
+    def _cause(self, loss: Loss) -> Cause | None:
+        inference = self.loop.inference
+        if not callable(getattr(type(inference), "explain_loss", None)):
+            return None
+        return cast(Explaining, inference).explain_loss(self._request(), loss, self.cancel)
 
     def _completion_records(self, completion: Completion) -> tuple[LogRecord, LogRecord]:
         now = self.loop.clock()
@@ -248,8 +263,9 @@ class _Turn:
             content=completion.content,
             reasoning_content=completion.reasoning_content,
             tool_calls=completion.tool_calls,
+            raw=completion.raw,
         )
-        return assistant, records.Usage.of(now, completion.usage)
+        return assistant, records.Usage.of(now, completion.usage, completion.prompt_ms)
 
     def _run(self, command: RunCall) -> None:
         self.on_event(events.ToolCallStarted(name=command.name))

@@ -137,10 +137,16 @@ class Ending(enum.Enum):
 
 @frozen(kw_only=True)
 class Completion:
-    """One whole answer of the model, its fields exactly as the server returned them."""
+    """One whole answer of the model, its fields exactly as the server returned them.
+
+    ``raw`` is the model's own text, see `records.Assistant`; ``prompt_ms`` the time its prompt took, in
+    milliseconds.
+    """
 
     content: str | None
     reasoning_content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     usage: Usage = Usage()
     ending: Ending = Ending.FINISHED
+    raw: str | None = None
+    prompt_ms: int | None = None

@@ -13,6 +13,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from .baseline import Baseline
+from .cache import Cause, Loss
 from .events import ChatEvent, TurnEvent
 from .messages import Completion, SessionId
 from .records import LogRecord, SessionStart
@@ -157,4 +158,22 @@ class SelfTesting(Protocol):
     def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:
         """Look, never generate; stops after a failure that makes the rest pointless. Never raises
         InferenceError: a failure is a `Check`."""
+        ...
+
+
+class Settling(Protocol):
+    """An optional side of an `Inference` driver: it knows how the server's chat template is to be served."""
+
+    def settle(self, baseline: Baseline) -> Baseline:
+        """`baseline` with the form and the template arguments under which each prompt of a session best
+        extends the one before. Asks the server, never generates. Raises InferenceError."""
+        ...
+
+
+class Explaining(Protocol):
+    """An optional side of an `Inference` driver: it can tell why the server's cache was lost."""
+
+    def explain_loss(self, request: Request, loss: Loss, cancel: Cancel) -> Cause:
+        """Why the newest completion of `request`, whose records end with its `Usage`, reused less than it
+        could. Takes seconds at most and never raises InferenceError: what cannot be found is "unknown"."""
         ...

@@ -43,15 +43,20 @@ class User:
 
 @frozen(kw_only=True)
 class Assistant:
+    """The three fields exactly as the server returned them. ``raw`` is the model's own text as it stands in
+    the prompt, where a session of the verbatim form needs it (docs/prompt-cache.md, "Two forms")."""
+
     time: datetime
     content: str | None
     reasoning_content: str | None
     tool_calls: tuple[ToolCall, ...]
+    raw: str | None = None
 
 
 @frozen(kw_only=True)
 class Usage:
-    """The token counts of the `Assistant` before it; see `messages.Usage`."""
+    """The token counts of the `Assistant` before it; see `messages.Usage`. ``prompt_ms`` is the time that
+    ``prompt_n`` tokens took, in milliseconds; None if the server did not tell."""
 
     time: datetime
     cache_n: int | None
@@ -59,9 +64,10 @@ class Usage:
     predicted_n: int | None
     reasoning_tokens: int | None
     thinking_capped: bool
+    prompt_ms: int | None = None
 
     @classmethod
-    def of(cls, time: datetime, usage: messages.Usage) -> Usage:
+    def of(cls, time: datetime, usage: messages.Usage, prompt_ms: int | None = None) -> Usage:
         return cls(
             time=time,
             cache_n=usage.cache_n,
@@ -69,6 +75,7 @@ class Usage:
             predicted_n=usage.predicted_n,
             reasoning_tokens=usage.reasoning_tokens,
             thinking_capped=usage.thinking_capped,
+            prompt_ms=prompt_ms,
         )
 
     @property
@@ -97,11 +104,14 @@ class ToolResult:
 
 @frozen(kw_only=True)
 class CacheLoss:
-    """Tokens: ``expected`` could have been reused, ``got`` were."""
+    """Tokens: ``expected`` could have been reused, ``got`` were. ``cause`` is one of `cache.CAUSES`,
+    ``detail`` its evidence and what to do; None from drivers that do not look for causes."""
 
     time: datetime
     expected: int
     got: int
+    cause: str | None = None
+    detail: str | None = None
 
 
 @frozen(kw_only=True)

@@ -139,6 +139,7 @@ def test_a_whole_answer_with_everything(server: FakeLlama, driver: LlamaServer) 
             ToolCall(id="i2", name="echo", arguments='{"a":1}'),
         ),
         usage=Usage(cache_n=3, prompt_n=7, predicted_n=6, reasoning_tokens=1),
+        prompt_ms=10,
     )
     assert asked.events[:2] == [
         Progress(total=10, cache=3, processed=3),

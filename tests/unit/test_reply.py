@@ -60,7 +60,9 @@ def think(text: str, predicted: int | None = None) -> Json:
 def test_a_plain_answer() -> None:
     taken = Taken(ROLE, say("Hel"), say("lo"), STOP, {"choices": [], "timings": timings(3, 7, 2)}, b"[DONE]")
     assert taken.completion == Completion(
-        content="Hello", usage=Usage(cache_n=3, prompt_n=7, predicted_n=2, reasoning_tokens=0)
+        content="Hello",
+        usage=Usage(cache_n=3, prompt_n=7, predicted_n=2, reasoning_tokens=0),
+        prompt_ms=10,
     )
     assert taken.events == [events.Content(text="Hel"), events.Content(text="lo")]
     assert taken.reply.done

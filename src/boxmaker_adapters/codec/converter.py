@@ -52,6 +52,8 @@ EVENTS: dict[str, type[TurnEvent]] = {
 RECORD_NAMES = {kind: name for name, kind in RECORDS.items()}
 EVENT_NAMES = {kind: name for name, kind in EVENTS.items()}
 
+_GROWN = {*RECORDS.values(), events.CacheLoss}
+"""Classes with later additions, which are left out while they have their defaults."""
 _RENAMED = {"data_class": "class"}
 """Fields of wire classes that a Python keyword keeps from their key's name."""
 
@@ -110,7 +112,7 @@ def _converter(*, forbid_extra_keys: bool) -> Converter:
         attrs.has,
         # A later addition to a format is a last field with a default, and left out while it has that.
         lambda kind: make_dict_unstructure_fn(
-            kind, made, _cattrs_omit_if_default=kind in RECORD_NAMES, **_overrides(kind)
+            kind, made, _cattrs_omit_if_default=kind in _GROWN, **_overrides(kind)
         ),
     )
     made.register_structure_hook(TurnEvent, lambda value, _: _tagged_event(made, value))

@@ -59,9 +59,11 @@ def _user(value: dict[str, Any]) -> LogRecord:
 
 def _assistant(value: dict[str, Any]) -> LogRecord:
     content, reasoning, calls = value["content"], value["reasoning_content"], value["tool_calls"]
+    raw = value.get("raw")
     if (
         (content is not None and type(content) is not str)
         or (reasoning is not None and type(reasoning) is not str)
+        or (raw is not None and type(raw) is not str)
         or type(calls) is not list
     ):
         raise TypeError
@@ -70,6 +72,7 @@ def _assistant(value: dict[str, Any]) -> LogRecord:
         content=content,
         reasoning_content=reasoning,
         tool_calls=tuple([_call(call) for call in calls]) if calls else (),
+        raw=raw,
     )
 
 
@@ -91,6 +94,7 @@ def _usage(value: dict[str, Any]) -> LogRecord:
         predicted_n=checks.count_or_none(value["predicted_n"], None),
         reasoning_tokens=checks.count_or_none(value["reasoning_tokens"], None),
         thinking_capped=capped,
+        prompt_ms=checks.count_or_none(value.get("prompt_ms"), None),
     )
 
 

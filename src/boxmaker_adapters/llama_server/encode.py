@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
 from boxmaker_core import records
+from boxmaker_core.baseline import Form
 from boxmaker_core.messages import ToolCall, short
 from boxmaker_core.ports import Request
 from boxmaker_core.records import LogRecord
@@ -99,15 +100,21 @@ def encoder(*, thinking_cap: int, sampling: Sampling) -> Encoder:
                 }
                 for tool in request.baseline.tools
             ]
-        body["messages"] = chat(request.baseline.system, request.records)
+        if request.baseline.chat_template_kwargs:
+            body["chat_template_kwargs"] = {
+                **body.get("chat_template_kwargs", {}),
+                **request.baseline.chat_template_kwargs,
+            }
+        body["messages"] = chat(request.baseline.system, request.records, request.baseline.form)
         # Half a surrogate pair, which only a log edited by hand can hold, must not end a session.
         return _dump(body, check_circular=False).encode(errors="replace")
 
     return encode
 
 
-def chat(system: str, log: Sequence[LogRecord]) -> list[Message]:
+def chat(system: str, log: Sequence[LogRecord], form: Form = Form.FIELDS) -> list[Message]:
     """The messages of a request; for more records there are only ever more messages at the end."""
+    verbatim = form is Form.VERBATIM
     found: list[Message] = [{"role": "system", "content": system}]
     awaited: deque[str] = deque()
     bridge = False
@@ -121,7 +128,10 @@ def chat(system: str, log: Sequence[LogRecord]) -> list[Message]:
             case records.Assistant():
                 ids = call_ids(number, record.tool_calls)
                 awaited.extend(ids)
-                found.append(_assistant(record, ids))
+                if verbatim and record.raw is not None:
+                    found.append({"role": "assistant", "content": record.raw})
+                else:
+                    found.append(_assistant(record, ids))
                 bridge = False
             case records.ToolResult():
                 sent = awaited.popleft() if awaited else record.tool_call_id

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from boxmaker_adapters.json_bounds import VALUES, too_many_values
 from boxmaker_core import events
@@ -208,6 +208,7 @@ class Reply:
             tool_calls=self._calls.end(),
             usage=self._usage(),
             ending=Ending.CUT if self._cut else Ending.FINISHED,
+            prompt_ms=_milliseconds(self._timings.get("prompt_ms")),
         )
 
     def _usage(self) -> Usage:
@@ -219,6 +220,13 @@ class Reply:
             reasoning_tokens=None if predicted is None else self._thought,
             thinking_capped=self._capped,
         )
+
+
+def _milliseconds(value: object) -> int | None:
+    if type(value) not in (int, float):
+        return None
+    spent = cast(float, value)
+    return round(spent) if 0 <= spent < 2**53 else None
 
 
 def _shown(payload: bytes) -> str:
