@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from fakes.channels import PATIENCE, USAGE, SteeredTurn, short_folder, wait_for
@@ -128,6 +130,41 @@ def test_a_client_may_leave_a_turn_to_the_daemon(path: Path) -> None:
         messages.close()
         left.set()
         wait_for(turn.ended)
+
+
+def test_a_signal_that_does_not_end_the_wait_is_handled_all_the_same(path: Path) -> None:
+    """As one does that comes just before the wait begins: here another thread gets it."""
+    handled = threading.Event()
+
+    def handle(*_: object) -> NoReturn:
+        handled.set()
+        raise KeyboardInterrupt
+
+    def act(emit: Callable[[events.TurnEvent], None], _: object) -> None:
+        emit(events.Content(text="begun"))
+        wait_for(begun)
+        asleep = 0
+        while asleep < 50:
+            asleep = asleep + 1 if main.read_text().rpartition(")")[2].split()[0] == "S" else 0
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        handled_in_time.append(handled.wait(PATIENCE / 2))
+
+    handled_in_time: list[bool] = []
+    begun = threading.Event()
+    main = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
+    turn = SteeredTurn(act)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with ChannelServer(path, turn):
+            messages = ChannelClient(path).turn("s1", "hi")
+            next(messages)
+            begun.set()
+            with pytest.raises(KeyboardInterrupt):
+                next(messages)
+            wait_for(turn.ended)
+        assert handled_in_time == [True]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_probe_finds_a_daemon_and_asks_nothing_of_it(path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -231,6 +233,17 @@ def test_a_second_signal_ends_the_daemon_at_once(folder: Path, llama: FakeLlama)
         running.process.send_signal(signal.SIGTERM)
         running.wait_log("stopping")
         assert running.end() == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_does_not_end_a_wait_stops_the_daemon_all_the_same(
+    folder: Path, llama: FakeLlama
+) -> None:
+    """As one does that comes just before the wait begins: here it is another thread's."""
+    with daemon(folder, configure(folder, llama.url)) as running:
+        pid = running.process.pid
+        other = next(int(task) for task in os.listdir(f"/proc/{pid}/task") if int(task) != pid)
+        assert ctypes.CDLL(None).tgkill(pid, other, signal.SIGTERM) == 0
+        assert running.process.wait(PATIENCE) == 0
 
 
 def test_a_signal_ends_the_start(folder: Path, llama: FakeLlama) -> None:
