@@ -62,8 +62,9 @@ later_records: st.SearchStrategy[LogRecord] = st.one_of(
         content=st.none() | texts,
         reasoning_content=st.none() | texts,
         tool_calls=call_tuples,
+        raw=st.none() | texts,
     ),
-    st.builds(records.Usage.of, times, usages),
+    st.builds(records.Usage.of, times, usages, maybe_counts),
     st.builds(
         records.ToolResult,
         time=times,
@@ -74,7 +75,14 @@ later_records: st.SearchStrategy[LogRecord] = st.one_of(
         untrusted=st.booleans(),
         truncated=st.booleans(),
     ),
-    st.builds(records.CacheLoss, time=times, expected=counts, got=counts),
+    st.builds(
+        records.CacheLoss,
+        time=times,
+        expected=counts,
+        got=counts,
+        cause=st.none() | texts,
+        detail=st.none() | texts,
+    ),
     st.builds(records.EpochEnd, time=times),
 )
 log_records: st.SearchStrategy[LogRecord] = session_starts | later_records
@@ -90,7 +98,9 @@ turn_events: st.SearchStrategy[events.TurnEvent] = st.one_of(
     st.builds(events.Retrying, attempt=st.integers(min_value=1, max_value=100), after_ms=counts, error=texts),
     st.builds(events.ToolCallStarted, name=texts),
     st.builds(events.ToolResult, name=texts, data_class=data_classes, truncated=st.booleans()),
-    st.builds(events.CacheLoss, expected=counts, got=counts),
+    st.builds(
+        events.CacheLoss, expected=counts, got=counts, cause=st.none() | texts, detail=st.none() | texts
+    ),
 )
 
 json_values: st.SearchStrategy[object] = st.recursive(

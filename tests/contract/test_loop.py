@@ -30,6 +30,7 @@ from boxmaker_core import (
     records,
     turn,
 )
+from boxmaker_core.cache import Cause, Loss
 from boxmaker_core.errors import (
     BadInput,
     BaselineError,
@@ -200,6 +201,36 @@ def test_a_loss_is_recorded_and_told_once_also_across_turns(bench: Bench) -> Non
     assert [(loss.expected, loss.got) for loss in losses] == [(441, 400)]
     assert bench.kinds()[4:9] == ["User", "Assistant", "Usage", "CacheLoss", "ToolResult"]
     assert bench.channel.events[0] == events.CacheLoss(expected=441, got=400)
+
+
+class Knowing(ScriptedInference):
+    """One that knows why, and what it was asked."""
+
+    def explain_loss(self, request: Request, loss: Loss, cancel: Any) -> Cause:
+        self.asked = (type(request.records[-1]).__name__, loss, cancel.is_set())
+        return Cause(cause="restart", detail="the server is new")
+
+
+def test_a_driver_that_knows_the_cause_of_a_loss_has_it_recorded_and_told(bench: Bench) -> None:
+    bench.inference = Knowing(
+        [says(usage=Usage(cache_n=0, prompt_n=441)), says(usage=Usage(cache_n=0, prompt_n=460))]
+    )
+    bench.turn()
+    bench.turn(resume=True)
+    assert bench.inference.asked == ("Usage", Loss(expected=441, got=0), False)
+    told = next(event for event in bench.channel.events if isinstance(event, events.CacheLoss))
+    assert told == events.CacheLoss(expected=441, got=0, cause="restart", detail="the server is new")
+    kept = next(record for record in bench.records() if isinstance(record, records.CacheLoss))
+    assert (kept.cause, kept.detail) == ("restart", "the server is new")
+
+
+def test_the_models_own_text_and_the_time_of_its_prompt_are_kept(bench: Bench) -> None:
+    bench.play(Completion(content="a", raw="<a>", prompt_ms=7))
+    bench.turn()
+    said, counted = bench.records()[2:4]
+    assert isinstance(said, records.Assistant)
+    assert isinstance(counted, records.Usage)
+    assert (said.raw, counted.prompt_ms) == ("<a>", 7)
 
 
 # Results

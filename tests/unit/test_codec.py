@@ -18,6 +18,7 @@ from strategies import json_values, log_records, texts, turn_events, usages
 from boxmaker_adapters import codec
 from boxmaker_adapters.codec import CodecError, structure
 from boxmaker_core import events, messages, records
+from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.events import TurnEvent
 from boxmaker_core.records import DataClass, LogRecord
 
@@ -46,6 +47,30 @@ def test_the_golden_baseline_comes_back_byte_for_byte() -> None:
     baseline = codec.decode_baseline(data)
     assert baseline.to_bytes() == data
     assert baseline.sha256 == OBJECTS[0]["baseline"]
+
+
+def test_what_a_session_settled_comes_back_with_its_baseline() -> None:
+    kwargs = {"preserve_reasoning": True, "nested": {"a": [1, None]}}
+    baseline = Baseline(system="s", tools=(), chat_template_kwargs=kwargs, form=Form.VERBATIM)
+    assert codec.decode_baseline(baseline.to_bytes()) == baseline
+
+
+def test_later_additions_are_left_out_of_records_and_events_that_have_none() -> None:
+    time = datetime(2026, 11, 30, 20, 15, 30, 123000, tzinfo=UTC)
+    loss = records.CacheLoss(time=time, expected=2, got=1)
+    assert (
+        codec.encode_record(loss)
+        == f'{{"type":"cache_loss","time":"{TIME}","expected":2,"got":1}}\n'.encode()
+    )
+    told = events.CacheLoss(expected=2, got=1)
+    assert codec.event_to_dict(told) == {"type": "cache_loss", "expected": 2, "got": 1}
+    assert codec.event_to_dict(evolve(told, cause="restart", detail="d")) == {
+        "type": "cache_loss",
+        "expected": 2,
+        "got": 1,
+        "cause": "restart",
+        "detail": "d",
+    }
 
 
 @given(log_records)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 from fakes import logs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from boxmaker_adapters.llama_server.encode import BRIDGE, BadSampling, call_ids, chat, encoder
 from boxmaker_core import records
-from boxmaker_core.baseline import Baseline
+from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.messages import ToolCall, ToolSchema
 from boxmaker_core.ports import Request
 from boxmaker_core.records import LogRecord
@@ -162,6 +163,25 @@ def test_a_made_up_id_gives_way_to_one_the_server_used() -> None:
     made = call_ids(5, [logs.call(id=""), logs.call(id=first)])
     assert made[0] == first
     assert made[1] != first
+
+
+def test_the_settled_template_arguments_go_out_over_those_of_the_sampling() -> None:
+    encode = encoder(thinking_cap=1, sampling={"chat_template_kwargs": {"a": 1, "b": 1}})
+    settled = evolve(BASELINE, chat_template_kwargs={"b": 2})
+    for baseline, expected in ((BASELINE, {"a": 1, "b": 1}), (settled, {"a": 1, "b": 2})):
+        parsed = json.loads(encode(Request(baseline=baseline, records=logs.log(logs.user()), slot=0)))
+        assert parsed["chat_template_kwargs"] == expected
+
+
+def test_the_verbatim_form_sends_the_models_text_where_it_is_known_and_the_results_follow() -> None:
+    said = evolve(logs.assistant(logs.call(id=""), content="c", reasoning="r"), raw="<call>\n{ }")
+    log = logs.log(logs.user(), said, logs.result(1, id=""), logs.assistant(content="done"), logs.user())
+    fields, verbatim = (chat("s", log, form)[1:] for form in (Form.FIELDS, Form.VERBATIM))
+    assert verbatim[1] == {"role": "assistant", "content": "<call>\n{ }"}
+    assert fields[1]["tool_calls"]
+    assert fields[1]["reasoning_content"] == "r"
+    assert verbatim[2:] == fields[2:]
+    assert verbatim[2]["role"] == "tool"
 
 
 def test_half_a_surrogate_pair_cannot_break_a_body() -> None:

@@ -69,6 +69,14 @@ def test_a_plain_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "expected"),
+    [(7.6, 8), (0, 0), (-1, None), (1e300, None), (True, None), ("7", None), (None, None)],
+)
+def test_the_time_of_a_prompt_is_whole_milliseconds_or_unknown(told: Json, expected: int | None) -> None:
+    assert Taken({**say("a"), "timings": {"prompt_ms": told}}, STOP).completion.prompt_ms == expected
+
+
+@pytest.mark.parametrize(
     "payloads",
     [
         [say("Hi"), STOP],

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from boxmaker_core import Limits
-from boxmaker_core.baseline import assemble
+from boxmaker_core.baseline import Form, assemble
 from boxmaker_core.cache import Loss, cache_outcome
 from boxmaker_core.errors import BadInput, BaselineError
 from boxmaker_core.limits import TRUNCATED, cut, safe_text
@@ -118,6 +119,17 @@ def test_the_baseline_is_assembled_and_hashed() -> None:
     )
     assert baseline.to_bytes().endswith(b"}]}\n")
     assert baseline.sha256 == hashlib.sha256(baseline.to_bytes()).hexdigest()
+
+
+def test_what_a_session_settles_stands_last_in_its_baseline_and_only_if_it_says_something() -> None:
+    plain = assemble("Be brief.", ())
+    assert plain.to_bytes() == b'{"system":"Be brief.","tools":[]}\n'
+    settled = evolve(plain, chat_template_kwargs={"date_string": "1 Jan"}, form=Form.VERBATIM)
+    assert settled.to_bytes() == (
+        b'{"system":"Be brief.","tools":[],'
+        b'"chat_template_kwargs":{"date_string":"1 Jan"},"form":"verbatim"}\n'
+    )
+    assert settled.sha256 != plain.sha256
 
 
 @pytest.mark.parametrize("memory", ["", "\n", "\n\n"])
