@@ -47,10 +47,11 @@ mutants: $(READY)
 verify-device: $(READY)
 	$(BIN)/python -m pytest tests/device -v
 
-# A daemon killed with SIGKILL 300 times in the middle of tool turns, and a report of what was left each time.
+# A daemon killed with SIGKILL 300 times in the middle of tool turns, then each call of the store failing in turn, and
+# a report of what was left each time.
 # BOXMAKER_KILLS is another number, BOXMAKER_SEED the seed of an earlier report.
 crash: $(READY)
-	$(BIN)/python -m pytest tests/crash
+	$(BIN)/python -m pytest -s tests/crash tests/contract/test_store_faults.py
 
 # What a real engine sends, for the tests that replay it (docs/reliability.md, "Recordings").
 recordings: $(READY)
