@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 override SAY := $(value SAY)
 export SAY
 
-.PHONY: setup chat test check lint cover mutants verify-device crash deep soak recordings clean
+.PHONY: setup chat test check lint cover mutants verify-device crash deep soak bench recordings clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -67,5 +67,10 @@ deep: $(READY)
 soak: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m load
 
+# What it costs, beside a floor and beside others, and the goals (docs/performance.md). QUICK=1 takes two minutes;
+# BENCH="--only turns --json" is for more of its options (--help).
+bench: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m bench $(if $(QUICK),--quick) $(BENCH)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis
