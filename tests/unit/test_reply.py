@@ -442,6 +442,12 @@ def test_an_error_in_the_stream_ends_it_with_the_servers_words(error: Json, show
     assert str(caught.value) == shown
 
 
+def test_an_error_may_stand_in_the_stream_by_itself() -> None:
+    with pytest.raises(StreamRefused, match="400 'too big'"):
+        Taken(say("par"), {"object": "error", "message": "too big", "code": 400})
+    assert Taken({**say("a"), "message": "x"}, STOP).completion.content == "a"
+
+
 def test_a_null_error_is_none() -> None:
     assert Taken({**say("a"), "error": None}, STOP).completion.content == "a"
 

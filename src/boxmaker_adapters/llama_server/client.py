@@ -203,12 +203,13 @@ class LlamaServer(Inference, SelfTesting):
                 data = b""
             after = retry_after(answer.headers.get("Retry-After"))
             raise self._refused(refusal_of_text(data, answer.status), None, cancel, after)
-        encoding = answer.headers.get("Content-Encoding", "identity")
-        if encoding.strip().lower() not in ("identity", ""):
-            raise InferenceError(
-                f"{self.url} sent its answer with Content-Encoding {short(encoding)}, which nobody asked for:"
-                " turn compression off in what stands before llama-server"
-            )
+        for header, usual in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
+            encoding = answer.headers.get(header, "")
+            if encoding.strip().lower() not in (usual, "identity", ""):
+                raise InferenceError(
+                    f"{self.url} sent its answer with {header} {short(encoding)}, which nobody asked for:"
+                    " turn compression off in what stands before llama-server"
+                )
         kind = answer.headers.get("Content-Type", "")
         if kind.partition(";")[0].strip().lower() != "text/event-stream":
             raise InferenceError(

@@ -82,6 +82,8 @@ class Reply:
     def _take_chunk(self, chunk: dict[str, Any]) -> None:
         if chunk.get("error") is not None:
             raise StreamRefused(refusal(chunk["error"]))
+        if "choices" not in chunk and type(chunk.get("message")) is str:
+            raise StreamRefused(refusal(chunk))  # an error without the object around it
         timings = chunk.get("timings")
         if type(timings) is dict:
             self._timings = timings
