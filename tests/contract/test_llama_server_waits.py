@@ -32,6 +32,12 @@ SHORT = 0.3
 """A deadline that a test waits for."""
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver looks up from its waits ten times as often, so that nobody waits for it to look."""
+    monkeypatch.setattr(wire, "TICK", wire.TICK / 10)
+
+
 @pytest.fixture
 def server() -> Iterator[FakeLlama]:
     with FakeLlama() as fake:
