@@ -413,3 +413,20 @@ def test_errors_are_one_printable_line_whatever_stood_there(key: str, value: obj
     with pytest.raises(CodecError) as refused:
         structure(Inner, {"number": [], key + "!": value})
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [(b"9" * 400, 10**400 - 1), (b' [1,"a"] ', [1, "a"]), (b"\n0", 0), (b'"' + b"9" * 500 + b'"', "9" * 500)],
+    ids=["longest number", "blanks around", "blank before", "digits in a text"],
+)
+def test_json_is_read_the_same_way_however_long_it_is(data: bytes, value: object) -> None:
+    assert codec.load_json(data) == value
+    assert codec.load_json(data + b" " * 1000) == value
+
+
+@pytest.mark.parametrize("blanks", [b"", b" " * 1000], ids=["short", "long"])
+@pytest.mark.parametrize("data", [b"", b"[1", b"[1]2", b"NaN", b"[1e999]", b"9" * 401])
+def test_no_json_is_refused_however_long_it_is(data: bytes, blanks: bytes) -> None:
+    with pytest.raises(codec.CodecError):
+        codec.load_json(data + blanks)

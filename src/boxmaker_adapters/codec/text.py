@@ -10,6 +10,9 @@ from boxmaker_adapters.json_bounds import VALUES, too_many_values
 from boxmaker_core.baseline import dump
 from boxmaker_core.messages import short
 
+DIGITS = 400
+"""Most of a whole number: the time to read one grows with their square."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -30,7 +33,10 @@ def load_json(data: bytes) -> object:
     if too_many_values(data):
         raise CodecError(("", f"more than {VALUES} values"))
     try:
-        return _DECODER.decode(data.decode())
+        text = data.decode()
+        if len(text) <= DIGITS:
+            return _decode_short(text)
+        return _DECODER.decode(text)
     except UnicodeDecodeError as error:
         raise CodecError(("", f"not UTF-8 at byte {error.start + 1}")) from None
     except RecursionError:
@@ -39,6 +45,16 @@ def load_json(data: bytes) -> object:
         raise CodecError(("", _why_not_json(error))) from None
     except ValueError as error:
         raise CodecError(("", str(error))) from None
+
+
+def _decode_short(text: str) -> object:
+    """Of a text in which no number can be too long: most lines of a log, and most frames, are so short."""
+    try:
+        value, end = _SHORT.raw_decode(text)
+    except json.JSONDecodeError:
+        end = -1
+    # Blanks around the value, more than one, or none: there it is told which.
+    return value if end == len(text) else _DECODER.decode(text)
 
 
 def _why_not_json(error: json.JSONDecodeError) -> str:
@@ -63,12 +79,14 @@ def _finite(digits: str) -> float:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > 400:
+    if len(digits) > DIGITS:
         raise ValueError(f"a number of {len(digits)} digits is too large")
     return int(digits)
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
+_SHORT = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+"""Calls nothing back for a whole number, which makes it a third faster."""
 
 
 def refuse_half_pairs(value: object) -> None:
