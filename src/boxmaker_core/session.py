@@ -38,13 +38,12 @@ class Session:
         self.records: list[LogRecord] = []
         self.open_calls: deque[OpenCall] = deque()
         self.next_call = 1
-        self.last_usage: messages.Usage | None = None
-        """Of the newest completion that has a `Usage` record, across turns."""
         self.last_answer: records.Assistant | None = None
         """The newest message, if it is the model's; None if it is a user's or a tool's."""
         self.uncounted_messages = 0
         """Messages since `last_usage`, which it does not cover."""
         self._uncounted_texts: list[str] = []
+        self._last_usage: records.Usage | None = None
         self._begin_turn()
 
     def _begin_turn(self) -> None:
@@ -71,6 +70,11 @@ class Session:
         return first
 
     @property
+    def last_usage(self) -> messages.Usage | None:
+        """Of the newest completion that has a `Usage` record, across turns."""
+        return None if self._last_usage is None else self._last_usage.usage
+
+    @property
     def uncounted_bytes(self) -> int:
         """UTF-8 bytes of all texts in the uncounted messages; summed when asked for, which is once a turn."""
         return sum(len(text.encode(errors="replace")) for text in self._uncounted_texts)
@@ -86,33 +90,33 @@ class Session:
         if why:
             raise IllegalRecord(len(self.records), why)
         self.records.append(record)
-        match record:
-            case records.User():
-                self.last_answer = None
-                self._begin_turn()
-                self._uncounted(record.content)
-            case records.Assistant():
-                self.last_answer = record
-                self._take_calls(record.tool_calls)
-                self._uncounted(record.content or "", record.reasoning_content or "")
-                for call in record.tool_calls:
-                    self._uncounted_texts += (call.id, call.name, call.arguments)
+        match record:  # what there is most of in a log comes first, here and below
             case records.Usage():
-                usage = self.last_usage = record.usage
-                if usage.prompt is not None and usage.predicted_n is not None:
+                self._last_usage = record
+                if None not in (record.cache_n, record.prompt_n, record.predicted_n):
                     self.uncounted_messages = 0
                     self._uncounted_texts.clear()
+            case records.Assistant():
+                self.last_answer = record
+                if record.tool_calls:
+                    self._take_calls(record.tool_calls)
+                self.uncounted_messages += 1
+                self._uncounted_texts += (record.content or "", record.reasoning_content or "")
             case records.ToolResult():
                 self.last_answer = None
                 self.open_calls.popleft()
                 self.next_call = record.call + 1
-                self._uncounted(record.content)
+                self.uncounted_messages += 1
+                self._uncounted_texts.append(record.content)
+            case records.User():
+                self.last_answer = None
+                self._begin_turn()
+                self.uncounted_messages += 1
+                self._uncounted_texts.append(record.content)
             case _:
                 pass
 
     def _take_calls(self, calls: tuple[ToolCall, ...]) -> None:
-        if not calls:
-            return
         self.iterations += 1
         self.repeats_before = self.repeats_before or self.repeats_now
         self.repeats_now = False
@@ -122,10 +126,7 @@ class Session:
             self._seen.add(key)
             self.repeats_now = self.repeats_now or repeated
             self.open_calls.append(OpenCall(call=call, repeated=repeated, past_repeat=self.repeats_now))
-
-    def _uncounted(self, *texts: str) -> None:
-        self.uncounted_messages += 1
-        self._uncounted_texts += texts
+            self._uncounted_texts += (call.id, call.name, call.arguments)
 
     def _objection(self, record: LogRecord) -> str:
         """Why `record` cannot come next; "" if it can."""
@@ -138,10 +139,10 @@ class Session:
         match record:
             case records.Usage():
                 return "" if isinstance(last, records.Assistant) else "a usage follows its assistant only"
-            case records.CacheLoss():
-                return "" if isinstance(last, records.Usage) else "a cache_loss follows its usage only"
             case records.ToolResult():
                 return self._result_objection(record)
+            case records.CacheLoss():
+                return "" if isinstance(last, records.Usage) else "a cache_loss follows its usage only"
         if self.open_calls:
             return f"{len(self.open_calls)} tool calls have no result yet"
         if isinstance(record, records.Assistant) and (self.last_answer or len(self.records) == 1):
