@@ -380,6 +380,15 @@ def test_a_full_disk_is_told(folder: Path, loopd: Loopd, command: list[str]) -> 
     assert told.splitlines()[-1] == "error: No space left on device"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What a shell runs in the background ignores interrupts, and so would all that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_leaves_and_says_how_to_go_on(folder: Path, loopd: Loopd) -> None:
     left = threading.Event()
     with loopd([content("a"), left, done("a")]) as fake:
