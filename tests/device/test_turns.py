@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
-from fakes.real_engine import Box, MakeBox, Server
+from fakes.real_engine import PATIENCE, Box, MakeBox, Server
 
 from boxmaker_core import records, tools
 
@@ -78,6 +80,36 @@ def test_a_conversation_with_tools_goes_on_after_a_kill_and_never_loses_the_cach
     assert last.usage.prompt is not None
     assert first.cache_n is not None
     assert first.cache_n >= last.usage.prompt
+
+
+def test_a_session_whose_answer_was_torn_hits_the_cache_after_a_repair(make_box: MakeBox) -> None:
+    box = make_box(slot=1)
+    log = box.home / "sessions" / "s1" / "0.jsonl"
+    with box.serve():
+        for text in (box.server.plain, box.server.clock):
+            run = box.say("s1", text)
+            assert run.returncode == 0, run.stderr
+        data = log.read_bytes()
+        log.write_bytes(data[: data.rindex(b'"reasoning_content"')])
+        assert "bxctl repair s1" in box.say("s1", box.server.plain).stderr
+        repair = [
+            sys.executable,
+            "-m",
+            "boxmaker_cli.bxctl",
+            "repair",
+            "s1",
+            "--home",
+            str(box.home),
+            "--yes",
+        ]
+        assert subprocess.run(repair, check=False, timeout=PATIENCE).returncode == 0
+        before = box.records("s1")
+        assert isinstance(before[-1], records.ToolResult)
+        run = box.say("s1", box.server.plain)
+        assert run.returncode == 0, run.stderr
+    after = box.records("s1")
+    assert after[: len(before)] == before
+    check_log(after)
 
 
 def test_two_calls_of_one_completion_both_run_and_the_cache_is_hit(make_box: MakeBox, server: Server) -> None:
