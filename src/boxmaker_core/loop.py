@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import assert_never, cast
+from typing import Any, assert_never, cast
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from . import events, records
 from .baseline import Baseline
@@ -148,6 +148,7 @@ class _Turn:
     cancel: Cancel
     user_appended: bool = False
     ending: Ending = Ending.FINISHED
+    _memo: dict[object, Any] = field(factory=dict, init=False)
 
     def run(self) -> Answer:
         while True:
@@ -179,9 +180,13 @@ class _Turn:
         for record in new:
             self.session.apply(record)
 
-    def _request(self, *more: LogRecord) -> Request:
-        log = [*self.session.records, *more] if more else self.session.records
-        return Request(baseline=self.log.baseline, records=log, slot=self.session.start.slot)
+    def _request(self) -> Request:
+        return Request(
+            baseline=self.log.baseline,
+            records=self.session.records,
+            slot=self.session.start.slot,
+            memo=self._memo,
+        )
 
     def _take_message(self) -> None:
         user = records.User(time=self.loop.clock(), content=self.text)
@@ -229,7 +234,9 @@ class _Turn:
         return last.prompt + (last.predicted_n or 0) + 2 * size + MESSAGE_TOKENS * messages
 
     def _count(self, user: records.User) -> int | None:
-        return self.loop.inference.count(self._request(user), self.on_event, self.cancel)
+        # What follows may be another message, so nothing of this request may be kept for it.
+        request = evolve(self._request(), records=[*self.session.records, user], memo={})
+        return self.loop.inference.count(request, self.on_event, self.cancel)
 
     def _ask(self) -> None:
         before = self.session.last_usage

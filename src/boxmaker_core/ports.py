@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import field, frozen
 
@@ -38,12 +38,15 @@ class Request:
     """One request to a model: the whole log, to be sent as messages that extend the last request's.
 
     ``records`` begins with the `SessionStart`; it is the session's own list, to be read only while the
-    call lasts. ``slot`` is the server's slot that the session keeps.
+    call lasts. ``slot`` is the server's slot that the session keeps. ``memo`` is the driver's, for what it
+    need not work out again: requests with the same one follow each other in a turn, and the records of each
+    begin with those of the one before.
     """
 
     baseline: Baseline
     records: Sequence[LogRecord] = field(repr=False)
     slot: int
+    memo: dict[object, Any] = field(factory=dict, repr=False, eq=False)
 
 
 class Inference(Protocol):

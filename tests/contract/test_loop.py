@@ -667,6 +667,33 @@ def test_a_session_keeps_the_slot_it_began_with(bench: Bench) -> None:
     assert [request.slot for request in bench.inference.requests] == [0, 0, 3]
 
 
+def test_what_a_driver_keeps_is_there_for_the_rest_of_the_turn_alone(bench: Bench) -> None:
+    kept: list[tuple[str, list[object]]] = []
+
+    class Keeping(ScriptedInference):
+        def count(self, request: Request, on_event: Any = None, cancel: Any = None) -> int | None:
+            del on_event, cancel
+            kept.append(("count", list(request.memo.values())))
+            request.memo["count"] = 0
+            return 1
+
+        def complete(self, request: Request, *rest: Any) -> Completion:
+            kept.append(("complete", list(request.memo.values())))
+            request.memo.setdefault("first", len(request.records))
+            return super().complete(request, *rest)
+
+    bench.inference = Keeping([calls(call()), says(), says()], context=4096)
+    bench.turn()
+    bench.turn("x" * 9000, resume=True)
+    assert kept == [
+        ("count", []),
+        ("complete", []),
+        ("complete", [2]),
+        ("count", []),
+        ("complete", []),
+    ]
+
+
 def test_a_bug_in_a_driver_frees_the_session(bench: Bench) -> None:
     bench.play(RuntimeError("bug"))
     with pytest.raises(RuntimeError):
