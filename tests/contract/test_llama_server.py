@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.asking import Asked, loading
+from fakes.asking import BASELINE, Asked, loading
 from fakes.fake_llama import (
     PATIENCE,
     FakeLlama,
@@ -28,7 +28,7 @@ from fakes.recordings import REFUSALS, STREAMS, outcome
 
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.llama_server.sse import EventParser
-from boxmaker_core.errors import SessionFull, ThinkingOverrun
+from boxmaker_core.errors import InferenceError, SessionFull, ThinkingOverrun
 from boxmaker_core.events import Content, Progress, ThinkingCapped
 from boxmaker_core.messages import Completion, Ending, ToolCall, Usage
 
@@ -61,6 +61,19 @@ def test_what_is_sent(server: FakeLlama) -> None:
     assert sent.body["thinking_budget_tokens"] == 7
     assert sent.body["top_k"] == 3
     assert server.count("/slots") == server.count("/health") == 0
+
+
+def test_a_key_that_the_server_repeats_is_shown_to_nobody(server: FakeLlama) -> None:
+    again = error(401, "Incorrect API key: s3cr3t-key", "no s3cr3t-key")
+    server.answers["/props"] = server.answers["/health"] = again
+    server.script(again, events({"error": {"code": 400, "message": "s3cr3t-key"}}))
+    driver = LlamaServer(server.url, api_key="s3cr3t-key")
+    told = [Asked(driver).why, Asked(driver).why, repr(vars(driver))]
+    with pytest.raises(InferenceError) as caught:
+        driver.context  # noqa: B018 - asking is what fails
+    told += [str(caught.value), repr([*driver.self_test(BASELINE, 0)])]
+    assert "s3cr3t" not in " ".join(told)
+    assert sum("[key]" in text for text in told) == 4
 
 
 def test_nothing_in_the_environment_changes_where_it_goes(

@@ -77,7 +77,7 @@ def _up(server: Server, load_timeout: float) -> Check:
             )
         threading.Event().wait(min(1.0, load_timeout))
     if status != 200:
-        refusal = refusal_of_text(data, status)
+        refusal = server.refusal(refusal_of_text(data, status))
         found = f"{server.url}/health answered {refusal}"
         return Check(name="server", status="fail", found=found, remedy=remedy(refusal))
     return Check(name="server", status="ok", found=f"{server.url} answers and has loaded its model")

@@ -252,6 +252,7 @@ class LlamaServer(Inference, SelfTesting):
         self, refusal: Refusal, reply: Reply | None, cancel: Cancel, after: float | None = None
     ) -> Exception:
         """The error for what the server said; `reply` is what had come of its answer."""
+        refusal = self._server.refusal(refusal)
         verdict = refusal.verdict()
         if verdict is Verdict.FULL:
             return self._full(refusal, reply, cancel)

@@ -10,7 +10,7 @@ import json
 import math
 import re
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from boxmaker_core.messages import short
 
@@ -64,6 +64,12 @@ class Refusal:
         kind = f" ({short(self.kind)})" if self.kind else ""
         status = "" if self.status is None else f"{self.status} "
         return f"{status}{what}{kind}"
+
+    def without(self, secret: str) -> Refusal:
+        """With `secret` taken out: some repeat the key that they refuse."""
+        return evolve(
+            self, kind=self.kind.replace(secret, "[key]"), message=self.message.replace(secret, "[key]")
+        )
 
     @property
     def shared(self) -> bool:

@@ -11,7 +11,7 @@ import urllib.parse
 from contextlib import AbstractContextManager
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from boxmaker_adapters.json_bounds import VALUES, too_many_values
 from boxmaker_core.errors import InferenceError, ShuttingDown
@@ -96,8 +96,13 @@ class Server:
     """Where it is and how to ask it; times in seconds. Make it with `server`."""
 
     url: str
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     connect_timeout: float
+    api_key: str | None = field(default=None, repr=False)
+
+    def refusal(self, refusal: Refusal) -> Refusal:
+        """What may be shown of it: not the key, which some repeat."""
+        return refusal if self.api_key is None else refusal.without(self.api_key)
 
     def open(
         self, method: str, path: str, body: bytes | None, watch: Watch
@@ -148,7 +153,7 @@ class Server:
         except NO_ANSWER as error:
             raise self.trouble(error, path) from None
         if status != 200:
-            raise Refused(self.url, path, refusal_of_text(data, status))
+            raise Refused(self.url, path, self.refusal(refusal_of_text(data, status)))
         if too_many_values(data, values):
             raise Trouble(f"{self.url}{path} answered with more than {values} values", NOT_A_SERVER)
         try:
@@ -182,4 +187,4 @@ def server(url: str, *, api_key: str | None, connect_timeout: float) -> Server:
         if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
             raise ValueError("the API key must be one word of printable ASCII: see to api_key_file")
         headers["Authorization"] = f"Bearer {api_key}"
-    return Server(url=checked_url(url), headers=headers, connect_timeout=connect_timeout)
+    return Server(url=checked_url(url), headers=headers, connect_timeout=connect_timeout, api_key=api_key)
