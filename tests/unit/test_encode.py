@@ -13,7 +13,8 @@ from fakes import logs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boxmaker_adapters.llama_server.encode import BRIDGE, BadSampling, call_ids, chat, encoder
+from boxmaker_adapters.llama_server.encode import BadSampling, chat, encoder
+from boxmaker_adapters.llama_server.history import BRIDGE, call_ids
 from boxmaker_core import records
 from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.messages import ToolCall, ToolSchema

@@ -1,8 +1,9 @@
 """From a session to the body of a chat request; pure, and the same bytes for the same records for ever.
 
 Every body is the former one with more messages: ``messages`` is its last key and all before it is fixed,
-so not only the JSON extends but the bytes do. Where a log holds what the server or a chat template would
-refuse for ever, it is put right here and nowhere else (docs/decisions.md, "Departures"):
+so not only the JSON extends but the bytes do. The messages are ``history``'s. Where a log holds what the
+server or a chat template would refuse for ever, it is put right there and nowhere else (docs/decisions.md,
+"Departures"):
 
 - arguments that are no JSON object go out as ``{}``;
 - between a user or tool message and a following user message goes a short fixed assistant message;
@@ -12,23 +13,16 @@ refuse for ever, it is put right here and nowhere else (docs/decisions.md, "Depa
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from boxmaker_core import records
 from boxmaker_core.baseline import Form
-from boxmaker_core.messages import ToolCall, short
+from boxmaker_core.messages import short
 from boxmaker_core.ports import Request
 from boxmaker_core.records import LogRecord
-from boxmaker_core.tools import BadArguments, parse_arguments
 
-BRIDGE = "(no answer)"
-"""The assistant's words between two messages that some templates refuse next to each other."""
-
-_ID_LENGTH = 9  # what Mistral's templates insist on
-_ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_ID_STRIDE = 1 << 20  # above any count of calls in a message, so that ids of one message stay apart
+from .history import BRIDGE as BRIDGE
+from .history import History
 
 Message = dict[str, Any]
 Sampling = Mapping[str, Any]
@@ -105,91 +99,26 @@ def encoder(*, thinking_cap: int, sampling: Sampling) -> Encoder:
                 **body.get("chat_template_kwargs", {}),
                 **request.baseline.chat_template_kwargs,
             }
-        body["messages"] = chat(request.baseline.system, request.records, request.baseline.form)
-        # Half a surrogate pair, which only a log edited by hand can hold, must not end a session.
-        return _dump(body, check_circular=False).encode(errors="replace")
+        key = encode, request.baseline.system, request.baseline.form
+        history = request.memo.get(key)
+        if history is None:
+            history = request.memo[key] = History(request.baseline.system, request.baseline.form)
+        history.take(request.records)
+        return b'%b,"messages":[%b]}' % (
+            _dump(body, check_circular=False)[:-1].encode(errors="replace"),
+            history.data,
+        )
 
     return encode
 
 
 def chat(system: str, log: Sequence[LogRecord], form: Form = Form.FIELDS) -> list[Message]:
-    """The messages of a request; for more records there are only ever more messages at the end."""
-    verbatim = form is Form.VERBATIM
-    found: list[Message] = [{"role": "system", "content": system}]
-    awaited: deque[str] = deque()
-    bridge = False
-    for number, record in enumerate(log):
-        match record:
-            case records.User():
-                if bridge:
-                    found.append({"role": "assistant", "content": BRIDGE})
-                found.append({"role": "user", "content": record.content})
-                bridge = True
-            case records.Assistant():
-                ids = call_ids(number, record.tool_calls)
-                awaited.extend(ids)
-                if verbatim and record.raw is not None:
-                    found.append({"role": "assistant", "content": record.raw})
-                else:
-                    found.append(_assistant(record, ids))
-                bridge = False
-            case records.ToolResult():
-                sent = awaited.popleft() if awaited else record.tool_call_id
-                found.append({"role": "tool", "tool_call_id": sent, "content": record.content})
-                bridge = True
-            case records.SessionStart() | records.Usage() | records.CacheLoss() | records.EpochEnd():
-                pass
-            case _:
-                assert_never(record)
+    """The messages of a request, as values for whoever looks at them; for more records there are only ever
+    more messages at the end."""
+    history = History(system, form)
+    history.take(log)
+    found: list[Message] = json.loads(b"[%b]" % history.data)
     return found
-
-
-def _assistant(record: records.Assistant, ids: Iterable[str]) -> Message:
-    """Content is always a text: without it a message that has nothing else is refused for ever. A null
-    reasoning_content would be as well, so it is left out."""
-    message: Message = {"role": "assistant", "content": record.content or ""}
-    if record.reasoning_content is not None:
-        message["reasoning_content"] = record.reasoning_content
-    if record.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": sent,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for sent, call in zip(ids, record.tool_calls, strict=True)
-        ]
-    return message
-
-
-def _arguments(text: str) -> str:
-    if text == "{}" or not text.strip():
-        return "{}"
-    try:
-        parse_arguments(text)
-    except BadArguments:
-        return "{}"
-    return text
-
-
-def call_ids(number: int, calls: Sequence[ToolCall]) -> list[str]:
-    """The ids to send for the calls of record `number`, no two alike, the server's where possible."""
-    sent: dict[str, None] = {}
-    for position, call in enumerate(calls):
-        chosen, place = call.id, number * 1024 + position
-        while not chosen or chosen in sent:
-            chosen = _made_id(place)
-            place += _ID_STRIDE
-        sent[chosen] = None
-    return list(sent)
-
-
-def _made_id(place: int) -> str:
-    letters = ""
-    for _ in range(_ID_LENGTH):
-        place, digit = divmod(place, len(_ID_LETTERS))
-        letters = _ID_LETTERS[digit] + letters
-    return letters
 
 
 def _dump(value: object, *, check_circular: bool = True) -> str:
