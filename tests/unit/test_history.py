@@ -55,7 +55,7 @@ def nearly_arguments(draw: st.DrawFn, deep: int = 2) -> str:
 
 
 EDGES = [
-    f'{{{{"a":{value}}}}}'
+    f'{{"a":{value}}}'
     for value in (
         "0",
         "-0",
