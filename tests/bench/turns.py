@@ -1,8 +1,9 @@
 """What a turn costs beside inference: resuming a session, building each request, appending.
 
 Against what cannot be done without as long as logs and requests are JSON: `json.loads` of the log's lines and
-`json.dumps` of the request. How the cost grows with the log, and with the completions of a turn. Nothing waits for
-anything but the disk, so without sync processor time is taken, which others on the machine disturb less.
+`json.dumps` of the request. How the cost grows with the log, and with the completions of a turn.
+Nothing waits for anything but the disk, so without sync processor time is taken, which others on the machine
+disturb less.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def history(count: int, size: int = 1) -> Iterator[LogRecord]:
     at = datetime(2026, 11, 30, 20, 15, 30, 123000, tzinfo=UTC)
     while made < count:
         call += 1
-        asked = ToolCall(id=f"c{call:031}", name="clock", arguments='{"zone":"here"}')
+        asked = ToolCall(id=f"c{call:031}", name="clock", arguments=f'{{"zone":"{call}"}}')
         texts = WORDS * size
         turn: Sequence[LogRecord] = (
             records.User(time=at, content=texts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import common
+import httpx
 from langchain.agents import create_agent
 from langchain_core.tools import StructuredTool
 from langchain_llama_cpp import ChatLlama
@@ -20,7 +21,7 @@ def talk(plan: dict[str, Any]) -> None:
     model = ChatLlama(
         model=common.MODEL,
         base_url=plan["url"],
-        api_key=plan["key"],
+        http_client=httpx.Client(headers={"Authorization": f"Bearer {plan['key']}"}, timeout=600),
         temperature=0,
         max_tokens=plan["max_tokens"],
     )

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import common
-from pydantic_ai import Agent, Tool, UsageLimits
+from pydantic_ai import Agent, Tool, UsageLimitExceeded, UsageLimits, capture_run_messages
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -34,8 +34,13 @@ def talk(plan: dict[str, Any]) -> None:
         history: list[Any] = []
         for text in plan["prompts"]:
             limits = UsageLimits(request_limit=plan["iterations"])
-            result = await agent.run(text, message_history=history, usage_limits=limits)
-            history = result.all_messages()
+            with capture_run_messages() as told:
+                try:
+                    result = await agent.run(text, message_history=history, usage_limits=limits)
+                except UsageLimitExceeded:
+                    history = list(told)
+                else:
+                    history = result.all_messages()
 
     asyncio.run(run())
 
