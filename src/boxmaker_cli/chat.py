@@ -52,7 +52,7 @@ class Options:
 def run(options: Options) -> int:
     """Chat; the exit status. Errors of a turn are shown, not raised."""
     session = _Session.named(options.session) if options.session is not None else _Session.new()
-    start = f"leave this chat, then: {options.go_on}" if options.alone else START
+    start = f"leave this chat, then: {options.go_on} --session {session.id}" if options.alone else START
     client = ChannelClient(options.socket, start=start, go_on=options.go_on)
     chat = _Chat(options, client, session)
     try:

@@ -417,9 +417,10 @@ def test_the_way_to_go_on_leads_to_the_same_daemon(folder: Path) -> None:
 def test_who_brought_a_daemon_along_is_not_told_to_start_one(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = Options(socket=folder / "gone.sock", say="x", go_on="bxctl quickstart", alone=True)
+    gone = folder / "gone.sock"
+    options = Options(socket=gone, session="mine", say="x", go_on="bxctl quickstart", alone=True)
     assert run_chat(options) == 1
-    assert "leave this chat, then: bxctl quickstart\n" in capsys.readouterr().err
+    assert "leave this chat, then: bxctl quickstart --session mine\n" in capsys.readouterr().err
 
 
 class Terminal:
