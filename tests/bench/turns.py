@@ -35,7 +35,7 @@ from boxmaker_core.tools import CORE, Registry
 
 SESSION = SessionId("s1")
 BASELINE = assemble(daemons.SYSTEM, CORE)
-USAGE = Usage(cache_n=100, prompt_n=20, predicted_n=30, reasoning_tokens=0)
+USAGE = Usage(cache_n=1000, prompt_n=10, predicted_n=30, reasoning_tokens=0)
 WORDS = "It is half past eight, and the café round the corner opens at nine. "
 ITERATIONS = 8
 """Completions with a call in a long turn; as many as `Limits` allows by itself, less one for the answer."""
