@@ -13,16 +13,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from attrs import frozen
 
 from boxmaker_adapters.json_bounds import too_many_values
 from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.events import ChatEvent, Queued, Waiting
 from boxmaker_core.ports import Cancel
 
+from .failures import whole
 from .server import NO_ANSWER, Server
 
 _TICK = 0.1
 _DEAD_LOOKS = 2
+SEE_SECONDS = 2.0
+"""A look at a slot must not hold up a turn; a server that is that busy is asked in vain."""
 
 
 class SlotGate:
@@ -93,16 +99,53 @@ def slot_state(server: Server, slot: int, cancel: Cancel) -> Slot:
 
 
 def _state_in(data: bytes, slot: int) -> Slot:
-    if too_many_values(data):
+    entry = _entry(data, slot)
+    if entry is None:
         return Slot.HIDDEN
+    return Slot.BUSY if entry.get("is_processing") is True else Slot.IDLE
+
+
+def _entry(data: bytes, slot: int) -> dict[str, Any] | None:
+    """What the answer of ``/slots`` has on `slot`; None if that cannot be read."""
+    if too_many_values(data):
+        return None
     try:
         listed = json.loads(data)
     except (ValueError, RecursionError):
-        return Slot.HIDDEN
+        return None
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, dict) and entry.get("id") == slot:
-            return Slot.BUSY if entry.get("is_processing") is True else Slot.IDLE
-    return Slot.HIDDEN
+            return entry
+    return None
+
+
+@frozen(kw_only=True)
+class SlotSeen:
+    """What a server says that a slot holds. ``used``: since the server began; ``held``: tokens, None if it
+    does not tell (before b9276); ``busy``: with somebody's request, now."""
+
+    used: bool
+    held: int | None
+    busy: bool
+
+
+def see(server: Server, slot: int, cancel: Cancel) -> SlotSeen | None:
+    """What `server` says of `slot` now; None if it says nothing within `SEE_SECONDS`.
+
+    Raises ShuttingDown once `cancel` is set.
+    """
+    try:
+        status, data = server.answer("/slots", seconds=SEE_SECONDS, cancel=cancel)
+    except NO_ANSWER:
+        return None
+    entry = _entry(data, slot) if status == 200 else None
+    if entry is None:
+        return None
+    return SlotSeen(
+        used="id_task" in entry,
+        held=whole(entry.get("n_prompt_tokens")),
+        busy=entry.get("is_processing") is True,
+    )
 
 
 class SlotWatch:

@@ -1,0 +1,91 @@
+"""Who used which slot of a server last, as far as this process knows; no I/O and no judgement.
+
+It is what a loss of the cache is explained with: what the slot held before the request that lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TypeVar
+
+from attrs import define, field, frozen
+
+from boxmaker_core import records
+from boxmaker_core.messages import SessionId, Usage
+from boxmaker_core.ports import Request
+
+from .slots import SlotSeen
+
+T = TypeVar("T")
+
+KEPT = 1024
+"""Sessions that are remembered."""
+
+
+@frozen(kw_only=True)
+class Stay:
+    """A use of a slot: ``session`` left ``tokens`` in it, None if nobody knows how many."""
+
+    session: SessionId
+    tokens: int | None
+
+
+@frozen(kw_only=True)
+class Before:
+    """What was known of a slot just before a request of a session: ``seen`` is what the server said, ``last``
+    who of this process used it last. ``own`` is this session's own last stay, on whatever slot."""
+
+    seen: SlotSeen | None
+    last: Stay | None
+    own: Stay | None
+
+
+@define(eq=False)
+class Residents:
+    """May be shared by threads."""
+
+    _last: dict[int, Stay] = field(factory=dict, init=False)
+    _own: OrderedDict[SessionId, Stay] = field(factory=OrderedDict, init=False)
+    _before: OrderedDict[SessionId, Before] = field(factory=OrderedDict, init=False)
+    _guard: threading.Lock = field(factory=threading.Lock, init=False)
+
+    def enter(self, request: Request, seen: SlotSeen | None) -> None:
+        """A request of a session is about to be sent."""
+        name = session_of(request)
+        with self._guard:
+            before = Before(seen=seen, last=self._last.get(request.slot), own=self._own.get(name))
+            _keep(self._before, name, before)
+
+    def leave(self, request: Request, usage: Usage) -> None:
+        """It has been sent; `usage` is what was told of it, if anything."""
+        name = session_of(request)
+        tokens = None
+        if usage.prompt is not None and usage.predicted_n is not None:
+            tokens = usage.prompt + usage.predicted_n - 1  # the last token is never evaluated
+        with self._guard:
+            stay = self._last[request.slot] = Stay(session=name, tokens=tokens)
+            _keep(self._own, name, stay)
+
+    def before(self, session: SessionId) -> Before | None:
+        """What was known before the newest request of `session`."""
+        with self._guard:
+            return self._before.get(session)
+
+
+def _keep(kept: OrderedDict[SessionId, T], name: SessionId, value: T) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    if len(kept) > KEPT:
+        kept.popitem(last=False)
+
+
+def session_of(request: Request) -> SessionId:
+    start = request.records[0]
+    assert isinstance(start, records.SessionStart)
+    return start.session
+
+
+def answered(request: Request) -> bool:
+    """Whether the session has had an answer before, so that there is something to reuse."""
+    return any(isinstance(record, records.Assistant) for record in reversed(request.records))
