@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from attrs import define, field, frozen
 
@@ -25,9 +25,13 @@ from boxmaker_adapters.channel_protocol import (
     TurnEvent,
     to_frame,
 )
+from boxmaker_core.messages import SessionId
 
 from .program import INTERRUPTED, say
 from .render import Screen, clean, line
+
+if TYPE_CHECKING:
+    from .cache import Stats
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _UNDECIDED = {ErrorCode.BAD_FRAME, ErrorCode.BAD_VERSION, ErrorCode.BAD_MESSAGE, ErrorCode.INTERNAL}
@@ -47,6 +51,8 @@ class Options:
     """The command that goes on with the session, but for ``--session ID``."""
     alone: bool = False
     """Whether the daemon is there for this chat, and ends with it."""
+    stats: Path | None = None
+    """The home to read the cache's figures in after each turn; None for no figures."""
 
 
 def run(options: Options) -> int:
@@ -110,6 +116,13 @@ class _Chat:
     client: ChannelClient
     session: _Session
     _out: _Out = field(factory=lambda: _Out(sys.stdout), init=False)
+    _stats: Stats | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.options.stats is not None:
+            from .cache import Stats
+
+            self._stats = Stats(self.options.stats)
 
     def one(self, text: str) -> int:
         """``--say``: the answer alone on standard output, or the error on the other one."""
@@ -184,6 +197,8 @@ class _Chat:
                     first = False
                 yield message
             else:
+                if self._stats is not None:
+                    self._stats.tell(SessionId(self.session.id))
                 return
             self.session.resume = not self.session.resume
             corrected = True

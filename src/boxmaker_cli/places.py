@@ -37,6 +37,13 @@ def socket_of(home: Path) -> Path:
     return home / "run" / "loop" / "loop.sock"
 
 
+def home_of(socket: Path) -> Path | None:
+    """The home whose daemon has its socket at `socket`, if that is where one usually is."""
+    socket = socket.absolute()
+    home = socket.parents[min(2, len(socket.parents) - 1)]
+    return home if socket_of(home) == socket else None
+
+
 def state_home(environ: Mapping[str, str]) -> Path:
     """boxmaker's folder among the user's state files, for ``bxctl quickstart``.
 

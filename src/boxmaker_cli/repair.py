@@ -35,12 +35,15 @@ class Options:
 
 
 def home_of(file: Path, environ: Mapping[str, str]) -> Path:
-    """The home that the configuration in `file` names. Raises ConfigError, also for another kind of store."""
+    """The home that the configuration in `file` names, for a command that works on the files of its store.
+
+    Raises ConfigError, also for another kind of store.
+    """
     from .config import load
 
     config = load(file, environ)
     if config.store.driver != "jsonl":
-        raise config.error("store.driver", "bxctl repair is for the jsonl store")
+        raise config.error("store.driver", "this command is for the jsonl store")
     return config.home
 
 

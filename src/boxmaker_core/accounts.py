@@ -1,0 +1,124 @@
+"""What the server's cache did for a session, completion by completion, told from its log alone.
+
+Pure, and for people who look at a session: no turn depends on it. Why something was lost is not found here;
+it stands in the log (``cache``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import evolve, frozen
+
+from . import records
+from .records import LogRecord
+
+
+@frozen(kw_only=True)
+class Account:
+    """One completion, in tokens; None where the server did not tell, or nothing came before to tell it.
+
+    ``ideal`` is what could have been reused: the prompt before and the answer to it, but for its last token,
+    which a server never evaluates. ``turn`` counts the user messages, ``number`` the completions, from 1.
+    """
+
+    number: int
+    turn: int
+    reused: int | None
+    evaluated: int | None
+    ideal: int | None
+    milliseconds: int | None
+    loss: records.CacheLoss | None = None
+
+    @property
+    def prompt(self) -> int | None:
+        """The whole prompt."""
+        return None if self.reused is None or self.evaluated is None else self.reused + self.evaluated
+
+    @property
+    def new(self) -> int | None:
+        """Tokens of the prompt that the server cannot have seen before."""
+        prompt = self.prompt
+        return None if prompt is None or self.ideal is None else prompt - min(self.ideal, prompt)
+
+    @property
+    def again(self) -> int | None:
+        """Tokens that were evaluated although they had been before."""
+        if self.evaluated is None or self.new is None:
+            return None
+        return max(0, self.evaluated - self.new)
+
+    @property
+    def again_milliseconds(self) -> int | None:
+        """The share of `milliseconds` that went into `again`."""
+        if self.milliseconds is None or not self.evaluated or self.again is None:
+            return None
+        return round(self.milliseconds * self.again / self.evaluated)
+
+
+@frozen(kw_only=True)
+class Totals:
+    """Sums over completions; those that the server told too little of are ``unknown`` and in no sum."""
+
+    completions: int
+    unknown: int
+    prompt: int
+    reused: int
+    evaluated: int
+    new: int
+    again: int
+    milliseconds: int
+    again_milliseconds: int
+    losses: int
+
+    @property
+    def share(self) -> float | None:
+        """Of all prompt tokens, the part that was reused; None if there are none."""
+        return self.reused / self.prompt if self.prompt else None
+
+
+def accounts(log: Iterable[LogRecord]) -> list[Account]:
+    """An account of each completion that has its `Usage`, in order."""
+    found: list[Account] = []
+    turn = 0
+    ideal: int | None = 0
+    for record in log:
+        match record:
+            case records.User():
+                turn += 1
+            case records.Usage():
+                found.append(
+                    Account(
+                        number=len(found) + 1,
+                        turn=turn,
+                        reused=record.cache_n,
+                        evaluated=record.prompt_n,
+                        ideal=ideal,
+                        milliseconds=record.prompt_ms,
+                    )
+                )
+                prompt, answer = record.usage.prompt, record.predicted_n
+                ideal = None if prompt is None or answer is None else prompt + max(0, answer - 1)
+            case records.CacheLoss() if found:
+                found[-1] = evolve(found[-1], loss=record)
+            case _:
+                pass
+    return found
+
+
+def totals(of: Iterable[Account]) -> Totals:
+    """The sums of some accounts."""
+    every = list(of)
+    known = [account for account in every if account.again is not None]
+    return Totals(
+        completions=len(every),
+        unknown=len(every) - len(known),
+        prompt=sum(account.prompt or 0 for account in known),
+        reused=sum(account.reused or 0 for account in known),
+        evaluated=sum(account.evaluated or 0 for account in known),
+        new=sum(account.new or 0 for account in known),
+        again=sum(account.again or 0 for account in known),
+        milliseconds=sum(account.milliseconds or 0 for account in known),
+        again_milliseconds=sum(account.again_milliseconds or 0 for account in known),
+        losses=sum(account.loss is not None for account in every),
+    )

@@ -1,0 +1,138 @@
+"""``bxctl cache`` and ``--stats`` on real logs: what they show, and what they do with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from click.testing import CliRunner, Result
+from fakes import logs
+from fakes.channels import short_folder
+from fakes.fake_loopd import FakeLoopd, done, error
+
+from boxmaker_adapters.jsonl_store import JsonlStore
+from boxmaker_cli.bxctl import bxctl
+from boxmaker_core.baseline import Baseline
+from boxmaker_core.records import LogRecord
+
+BASELINE = Baseline(system="s", tools=())
+START = logs.start(baseline=BASELINE.sha256)
+EVIL = "\x1b[2J\nthe slot was\u202e used"
+
+
+def counted(reused: int | None, evaluated: int | None, answer: int | None, ms: int | None) -> list[LogRecord]:
+    return [logs.assistant(content="x"), evolve(logs.usage(reused, evaluated, answer), prompt_ms=ms)]
+
+
+LOG: list[LogRecord] = [
+    logs.user(),
+    *counted(0, 100, 11, 1000),
+    logs.user(),
+    *counted(60, 90, 5, 900),
+    evolve(logs.loss(100, 60), cause="other_client", detail=EVIL),
+    logs.user(),
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def make_log(home: Path, *log: LogRecord) -> Path:
+    opened = JsonlStore(home, sync=False).create(logs.SESSION, BASELINE, START)
+    if log:
+        opened.append(*log)
+    opened.close()
+    return home / "sessions" / logs.SESSION / "0.jsonl"
+
+
+def run(home: Path, *arguments: str) -> Result:
+    result = CliRunner().invoke(bxctl, arguments, env={"BOXMAKER_HOME": str(home), "COLUMNS": "90"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_a_line_a_completion_the_cause_beneath_it_and_totals(home: Path) -> None:
+    make_log(home, *LOG)
+    shown = run(home, "cache", "s1")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    head, first, second, loss, key, sums = shown.stdout.splitlines()
+    assert head.split() == ["turn", "#", "prompt", "reused", "ideal", "new", "again", "ms"]
+    assert first.split()[:8] == ["1", "1", "100", "0", "0", "100", "0", "1000"]
+    assert second.split()[:8] == ["2", "2", "150", "60", "110", "40", "50", "900"]
+    assert loss.strip() == "lost (other_client): 60 of 100 reused: ␛[2J␊the slot was\ufffd used"
+    bar = second.split()[8]
+    assert [bar.count(mark) for mark in "█▓░"] == [12, 11, 8]
+    assert "evaluated again" in key
+    assert sums == (
+        "in all: 250 prompt tokens, 60 reused (24.0 %), 140 new, 50 evaluated again (0.5 s),"
+        " 1.9 s of prefill; 2 completions, 1 loss"
+    )
+
+
+def test_figures_for_a_script(home: Path) -> None:
+    make_log(home, *LOG)
+    first, second, last = (
+        json.loads(line) for line in run(home, "cache", "--json", "s1").stdout.splitlines()
+    )
+    assert first["loss"] is None
+    assert (second["turn"], second["again"], second["again_ms"]) == (2, 50, 500)
+    assert second["loss"] == {"expected": 100, "got": 60, "cause": "other_client", "detail": EVIL}
+    assert last["totals"]["evaluated"] == 190
+    assert last["totals"]["share"] == 60 / 250
+
+
+def test_a_server_that_tells_nothing_leaves_blanks(home: Path) -> None:
+    make_log(home, logs.user(), *counted(None, None, None, None))
+    shown = run(home, "cache", "s1").stdout
+    assert shown.splitlines()[1].split() == ["1", "1", "-", "-", "0", "-", "-", "-"]
+    assert "nothing that the server told figures of" in shown
+
+
+def test_a_session_without_a_completion_says_so(home: Path) -> None:
+    make_log(home)
+    assert run(home, "cache", "s1").stdout == "no completion yet\n"
+
+
+def test_a_torn_log_is_shown_as_far_as_it_goes_and_told(home: Path) -> None:
+    log = make_log(home, *LOG)
+    log.write_bytes(log.read_bytes() + b'{"type":"us')
+    shown = run(home, "cache", "s1")
+    assert shown.exit_code == 1
+    assert "in all: 250 prompt tokens" in shown.stdout
+    assert "line 10: it has no line feed at its end" in shown.stderr
+
+
+def test_a_session_that_is_not_there_is_told_with_the_way_out(home: Path) -> None:
+    shown = run(home, "cache", "s1")
+    assert (shown.exit_code, shown.stdout) == (1, "")
+    assert "there is no session s1 in" in shown.stderr
+    assert "--home say where to look" in shown.stderr
+
+
+def test_stats_follow_each_turn_on_the_other_stream() -> None:
+    with short_folder() as home, FakeLoopd(home / "run" / "loop" / "loop.sock", [done("ok")]):
+        make_log(home, *LOG)
+        shown = run(home, "chat", "--stats", "--session", "s1", "--say", "x")
+    assert (shown.exit_code, shown.stdout) == (0, "ok\n")
+    turn, whole = shown.stderr.splitlines()[-2:]
+    assert turn.startswith("cache, newest turn: 150 prompt tokens, 60 reused (40.0 %)")
+    assert whole.startswith("cache, whole session: 250 prompt tokens")
+
+
+def test_stats_that_cannot_be_had_are_told_once_and_the_chat_goes_on() -> None:
+    turns = [[done("one")], [error("inference")], [done("two")]]
+    with short_folder() as home, FakeLoopd(home / "run" / "loop" / "loop.sock", *turns):
+        shown = CliRunner().invoke(bxctl, ["chat", "--stats", "--home", str(home)], input="a\nb\nc\n")
+    assert "one" in shown.stdout
+    assert "two" in shown.stdout
+    assert shown.stderr.count("no figures: there is no session") == 1
+
+
+def test_stats_without_a_known_home_are_a_wrong_usage(tmp_path: Path) -> None:
+    shown = run(tmp_path, "chat", "--stats", "--socket", str(tmp_path / "s"), "--say", "x")
+    assert shown.exit_code == 2
+    assert "give --home as well" in shown.stderr
