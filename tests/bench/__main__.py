@@ -81,7 +81,7 @@ def of_peers(report: Report, scale: Scale) -> None:
     report.title("a token of the same stream through others")
     if not _peers_ready(report, scale):
         return
-    one = tokens.beside_peers(list(peers.NAMES), scale.tokens // 2, max(3, scale.runs // 2))
+    one = tokens.beside_peers(list(peers.NAMES), scale.tokens // 5, max(3, scale.runs // 2))
     report.rows((one.name, "us a token", "multiple of the floor"), both(one.cost, one.ratio, 1e0))
     report.keep("peers", one)
     libraries = [name for key, name in peers.NAMES.items() if key != peers.NO_LIBRARY]

@@ -160,7 +160,8 @@ def measure(
             key = server.key_file.read_text().strip()
             begun = time.perf_counter()
             try:
-                peers.ask(name, plan(peers.base_url(name, tap.url), key, prompts, max_tokens))
+                with peers.Peer(name) as peer:
+                    peer.ask(plan(peers.base_url(name, tap.url), key, prompts, max_tokens))
             except peers.PeerFailed as error:
                 failed(json.dumps(str(error)))
             seen = tap.take()

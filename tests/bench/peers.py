@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -54,29 +55,53 @@ def install() -> None:
     (VENV / ".ready").write_text(PINNED.read_text())
 
 
-def ask(name: str, plan: dict[str, Any]) -> Any:
-    """What the peer says to a plan (``peer_clients/common.py``). Raises PeerFailed."""
-    done = subprocess.run(
-        [str(VENV / "bin" / "python"), str(HERE / "peer_clients" / f"with_{name}.py")],
-        input=json.dumps(plan),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**environment(), "PYTHONPATH": "", "NO_PROXY": "*"},
-    )
-    if done.returncode:
-        raise PeerFailed(f"{NAMES[name]}: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+class Peer:
+    """One that runs; in a ``with`` statement."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> Peer:
+        self._said = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [str(VENV / "bin" / "python"), str(HERE / "peer_clients" / f"with_{self._name}.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env={**environment(), "PYTHONPATH": "", "NO_PROXY": "*"},
+        )
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._said.close()
+
+    def ask(self, plan: dict[str, Any]) -> Any:
+        """What it says to a plan (``peer_clients/common.py``). Raises PeerFailed."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(json.dumps(plan).encode() + b"\n")
+            stdin.flush()
+            answer = stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        if not answer:
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace").strip()
+            raise PeerFailed(f"{NAMES[self._name]}: {said[-300:]}")
+        return json.loads(answer)
+
+    def stream(self, url: str, text: str) -> float:
+        """Seconds of one reading of a stream, which must come to `text`. Raises PeerFailed."""
+        told = self.ask({"do": "stream", "url": base_url(self._name, url)})
+        if told["text"] != text:
+            raise PeerFailed(f"{NAMES[self._name]} read something else than was sent")
+        return float(told["seconds"])
 
 
 def base_url(name: str, url: str) -> str:
     """`url` as that client wants it."""
     return url if name == "langchain" else f"{url}/v1"
-
-
-def stream(name: str, url: str, text: str, runs: int = 1) -> list[float]:
-    """Seconds of each reading of a stream, which must come to `text`."""
-    told = ask(name, {"do": "stream", "url": base_url(name, url), "runs": runs})
-    if told["text"] != text:
-        raise PeerFailed(f"{NAMES[name]} read something else than was sent")
-    return list(told["seconds"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -74,18 +75,21 @@ def beside_peers(names: list[str], tokens: int, runs: int) -> Tokens:
     """The same for the ordinary stream, and each of the peers in the same rounds."""
     name = "timed-large"
     text = streams.stream(name, tokens).text
-    with short_folder() as folder, server.running(tokens) as address:
+    with ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
+        address = stack.enter_context(server.running(tokens))
         url = f"{address}/{name}"
         own = loop(url, folder / "own")
-        with daemons.loopd(folder, url) as daemon:
-            measured = {
-                "floor": lambda: floor(address, name),
-                "in the process": lambda: in_process(own),
-                "through loopd": lambda: through_loopd(daemon.client),
-            }
-            for peer in names:
-                measured[peers.NAMES[peer]] = lambda peer=peer: peers.stream(peer, url, text)[0]
-            seconds, ratio = paired(runs, measured, "floor")
+        daemon = stack.enter_context(daemons.loopd(folder, url))
+        measured = {
+            "floor": lambda: floor(address, name),
+            "in the process": lambda: in_process(own),
+            "through loopd": lambda: through_loopd(daemon.client),
+        }
+        for key in names:
+            peer = stack.enter_context(peers.Peer(key))
+            measured[peers.NAMES[key]] = lambda peer=peer: peer.stream(url, text)
+        seconds, ratio = paired(runs, measured, "floor")
         drained = server.drain(address, name)
     cost = {key: figure.times(1e6 / tokens) for key, figure in seconds.items()}
     return Tokens(name=name, drained=drained * 1e6 / tokens, cost=cost, ratio=ratio)

@@ -1,7 +1,7 @@
 """What the peers' scripts share: how they are told what to do, and the tools that all of them offer.
 
-Run in the peers' own environment, without boxmaker: ``python with_NAME.py``, a plan as JSON on standard
-input, what was measured as JSON on standard output.
+Run in the peers' own environment, without boxmaker: ``python with_NAME.py``, plans as JSON on standard input,
+what was measured as JSON on standard output.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ def clock() -> str:
 
 
 def run(stream: Callable[[str], str], talk: Callable[[dict[str, Any]], None] | None) -> None:
-    """``{"do": "stream", "url": …, "runs": …}`` gives the seconds of each run, after one that does not count,
-    and the text; ``{"do": "talk", …}`` holds a conversation."""
-    plan = json.load(sys.stdin)
-    told: dict[str, Any] = {}
-    if plan["do"] == "stream":
-        text = stream(plan["url"])
-        seconds = []
-        for _ in range(plan["runs"]):
+    """A plan a line, an answer a line. ``{"do": "stream", "url": …}`` gives the seconds of one reading of a
+    stream and the text in it; ``{"do": "talk", …}`` holds a conversation."""
+    for line in sys.stdin:
+        plan = json.loads(line)
+        told: dict[str, Any] = {}
+        if plan["do"] == "stream":
             begun = time.perf_counter()
-            assert stream(plan["url"]) == text
-            seconds.append(time.perf_counter() - begun)
-        told = {"seconds": seconds, "text": text}
-    else:
-        assert talk is not None
-        talk(plan)
-    sys.stdout.write(json.dumps(told) + "\n")
+            text = stream(plan["url"])
+            told = {"seconds": time.perf_counter() - begun, "text": text}
+        else:
+            assert talk is not None
+            talk(plan)
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
 
 
 def call_tool_answer(name: str, arguments: Any) -> str:
