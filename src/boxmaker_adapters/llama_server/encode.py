@@ -104,10 +104,8 @@ def encoder(*, thinking_cap: int, sampling: Sampling) -> Encoder:
         if history is None:
             history = request.memo[key] = History(request.baseline.system, request.baseline.form)
         history.take(request.records)
-        return b'%b,"messages":[%b]}' % (
-            _dump(body, check_circular=False)[:-1].encode(errors="replace"),
-            history.data,
-        )
+        before = _dump(body, check_circular=False)[:-1].encode(errors="replace")
+        return b"".join((before, b',"messages":[', history.data, b"]}"))
 
     return encode
 
@@ -117,7 +115,7 @@ def chat(system: str, log: Sequence[LogRecord], form: Form = Form.FIELDS) -> lis
     more messages at the end."""
     history = History(system, form)
     history.take(log)
-    found: list[Message] = json.loads(b"[%b]" % history.data)
+    found: list[Message] = json.loads(b"[" + history.data + b"]")
     return found
 
 

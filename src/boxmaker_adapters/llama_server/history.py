@@ -44,7 +44,7 @@ class History:
     first. It only ever grows at its end."""
 
     def __init__(self, system: str, form: Form) -> None:
-        self.data = _encoded([_text("system", system)])
+        self.data = bytearray(_encoded([_text("system", system)]))
         self._verbatim = form is Form.VERBATIM
         self._taken = 0
         self._awaited: deque[str] = deque()
@@ -57,7 +57,7 @@ class History:
             self._take(number, record, new)
         self._taken = len(log)
         if new:
-            self.data = b",".join((self.data, _encoded(new)))
+            self.data += b"," + _encoded(new)
 
     def _take(self, number: int, record: LogRecord, new: list[str]) -> None:
         match record:  # what there is most of comes first
