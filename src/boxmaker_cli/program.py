@@ -1,7 +1,7 @@
 """The outermost layer of both programs: whatever happens inside ends in a line and an exit status.
 
 0 is done, 1 an error of the work, 2 of the usage, 130 an interrupt. No traceback reaches a user; with
-``BOXMAKER_DEBUG`` set, one follows the line about a bug.
+``BOXMAKER_DEBUG`` set, one follows the line about a bug. click is loaded by whoever brings a command.
 """
 
 from __future__ import annotations
@@ -10,21 +10,32 @@ import errno
 import io
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
-import click
+if TYPE_CHECKING:
+    import click
 
 INTERRUPTED = 130
 
 
 def run(command: click.Command) -> NoReturn:
     """Run `command` with the arguments of the process and leave the process."""
+    _leave(lambda: command.main(standalone_mode=False, terminal_width=_width()))
+
+
+def show(text: str) -> NoReturn:
+    """Write `text` to standard output and leave the process."""
+    _leave(lambda: None if sys.stdout is None else sys.stdout.write(text) and None)
+
+
+def _leave(work: Callable[[], object]) -> NoReturn:
     _fill_gaps()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # An encoding that lacks a character must not cost the turn.
             stream.reconfigure(errors="backslashreplace")
-    status = _status(command)
+    status = _status(work)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -48,14 +59,11 @@ def _fill_gaps() -> None:
         pass  # without descriptors there is more to come, with a message
 
 
-def _status(command: click.Command) -> int:
+def _status(work: Callable[[], object]) -> int:
     try:
-        result = command.main(standalone_mode=False, terminal_width=_width())
+        result = work()
         return result if isinstance(result, int) else 0
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
     except SystemExit as end:
@@ -65,7 +73,19 @@ def _status(command: click.Command) -> int:
             say(f"error: {error.strerror or type(error).__name__}")
         return 1
     except Exception as error:
-        return _bug(error)
+        return _of_error(error)
+
+
+def _of_error(error: Exception) -> int:
+    import click
+
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, click.Abort):
+        say("interrupted")
+        return INTERRUPTED
+    return _bug(error)
 
 
 def _width() -> int:
@@ -78,6 +98,8 @@ def _width() -> int:
 
 def say(text: str) -> None:
     """A line for the user on standard error; quiet if nobody can read it."""
+    import click
+
     try:
         click.echo(text, err=True)
     except OSError:

@@ -18,6 +18,8 @@ import pytest
 from fakes.channels import short_folder
 from fakes.fake_loopd import PATIENCE, FakeLoopd, Step, content, done, error, event
 
+from boxmaker_cli import commands
+from boxmaker_cli.bxctl import HELP
 from boxmaker_cli.chat import Options
 from boxmaker_cli.chat import run as run_chat
 
@@ -497,8 +499,8 @@ def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path, closed: str)
 
 def test_help_loads_neither_requests_nor_cattrs() -> None:
     code = (
-        "import sys; from boxmaker_cli import bxctl, program\n"
-        "bxctl.bxctl.main(sys.argv[1:], 'bxctl', standalone_mode=False)\n"
+        "import sys; from boxmaker_cli.commands import bxctl\n"
+        "bxctl.main(sys.argv[1:], 'bxctl', standalone_mode=False)\n"
         "print(*sys.modules, file=sys.stderr)"
     )
     for arguments in (["--help"], ["chat", "--help"], ["quickstart", "--help"], ["repair", "-h"]):
@@ -510,7 +512,41 @@ def test_help_loads_neither_requests_nor_cattrs() -> None:
         assert not loaded & {"requests", "urllib3", "cattrs", "attrs", "socket", "boxmaker_core", "tomllib"}
 
 
+def test_help_is_shown_without_click_and_by_click_alike() -> None:
+    code = (
+        "import sys, boxmaker_cli.bxctl\n"
+        "try:\n    boxmaker_cli.bxctl.main()\n"
+        "finally:\n    print('click' in sys.modules, file=sys.stderr)"
+    )
+    texts = []
+    for arguments, loads_click in ((["--help"], "False"), (["-h"], "False"), (["--help", "--help"], "True")):
+        run = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        )
+        assert run.stderr.strip() == loads_click
+        texts.append(run.stdout)
+    assert set(texts) == {HELP}
+
+
+def test_help_names_every_command_in_order_and_fits_a_terminal() -> None:
+    _, _, listed = HELP.partition("Commands:\n")
+    assert [line.split()[0] for line in listed.splitlines()] == sorted(commands.bxctl.commands)
+    assert max(map(len, HELP.splitlines())) < 80
+
+
+@pytest.mark.parametrize("how", ["--help >&-", "--help | true", "--help > /dev/full", "--version"])
+def test_what_becomes_of_the_output_is_no_traceback(how: str) -> None:
+    run = subprocess.run(
+        ["sh", "-c", f'exec "$0" -P -m boxmaker_cli.bxctl {how}', sys.executable],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in run.stderr
+    assert (run.returncode == 1) == ("full" in how), run.stderr
+
+
 def test_no_command_loads_requests() -> None:
-    code = "import sys, boxmaker_cli.bxctl, boxmaker_cli.chat, boxmaker_cli.quickstart; print(*sys.modules)"
+    code = (
+        "import sys, boxmaker_cli.commands, boxmaker_cli.chat, boxmaker_cli.quickstart; print(*sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(run.stdout.split()) & {"requests", "urllib3", "xllamacpp"}

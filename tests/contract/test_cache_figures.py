@@ -13,7 +13,7 @@ from fakes.channels import short_folder
 from fakes.fake_loopd import FakeLoopd, done, error
 
 from boxmaker_adapters.jsonl_store import JsonlStore
-from boxmaker_cli.bxctl import bxctl
+from boxmaker_cli.commands import bxctl
 from boxmaker_core.baseline import Baseline
 from boxmaker_core.records import LogRecord
 

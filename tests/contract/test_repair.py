@@ -27,7 +27,7 @@ from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
 from boxmaker_adapters.jsonl_store import JsonlStore, RepairFailed
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.memory_store import MemoryStore
-from boxmaker_cli.bxctl import bxctl as command
+from boxmaker_cli.commands import bxctl as command
 from boxmaker_core import Baseline, Loop, Registry, assemble
 from boxmaker_core.errors import LogCorrupt, LogWriteFailed
 from boxmaker_core.messages import SessionId
