@@ -18,10 +18,14 @@ def stream(url: str) -> str:
 
 
 def talk(plan: dict[str, Any]) -> None:
+    def authorized(request: httpx.Request) -> None:
+        """The client has no place for a key."""
+        request.headers["Authorization"] = f"Bearer {plan['key']}"
+
     model = ChatLlama(
         model=common.MODEL,
         base_url=plan["url"],
-        http_client=httpx.Client(headers={"Authorization": f"Bearer {plan['key']}"}, timeout=600),
+        http_client=httpx.Client(event_hooks={"request": [authorized]}, timeout=600),
         temperature=0,
         max_tokens=plan["max_tokens"],
     )
