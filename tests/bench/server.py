@@ -1,9 +1,8 @@
 """``python -m bench.server TOKENS SLOTS``: a llama-server that has its answers ready, in its own process.
 
 A client names the stream in the address, ``http://127.0.0.1:PORT/timed-large``; below it stand the paths of
-llama-server. ``…-small-held`` streams stop after `BEFORE` events until ``/release`` is asked; ``/held`` tells
-how many have.
-Nothing is computed for a chat request, so that what is measured is whoever asks.
+llama-server. ``…-small-held`` streams stop after `BEFORE` events until ``/release`` is asked; ``/held/N`` answers
+once N of them have. Nothing is computed for a chat request, so that what is measured is whoever asks.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from bench.streams import KINDS, SIZES, answer, stream
 
 TESTS = Path(__file__).parents[1]
 CONTEXT = 1_000_000
+PATIENCE = 60.0
+"""Seconds that a wait takes at most."""
 BEFORE = 2
 """Events before a held stream stops: the role, and one token."""
 
@@ -39,7 +40,7 @@ class StreamServer:
         }
         self._short = {size: answer("Done.", size) for size in SIZES}
         self._held = 0
-        self._guard = threading.Lock()
+        self._changed = threading.Condition()
         self._release = threading.Event()
 
     def run(self) -> None:
@@ -66,9 +67,11 @@ class StreamServer:
             found = self._short[base.partition("-")[2]]
         for number, data in enumerate(found.writes):
             if held and number == BEFORE:
-                with self._guard:
+                with self._changed:
+                    release = self._release
                     self._held += 1
-                self._release.wait()
+                    self._changed.notify_all()
+                release.wait()
             sock.sendall(data)
 
     def _small(self, name: str, path: str, body: bytes) -> Any:
@@ -91,13 +94,18 @@ class StreamServer:
                 return {"input_tokens": 100}
             case "tokenize":
                 return {"tokens": [1] * 100}
-            case "held":
-                return {"held": self._held}
             case "release":
-                self._release.set()
-                self._release, self._held = threading.Event(), 0
+                with self._changed:
+                    self._release.set()
+                    self._release, self._held = threading.Event(), 0
                 return {}
+        if path.startswith("held/"):
+            return {"held": self._wait_held(int(path[5:]))}
         return {"error": f"nothing at {path or name}"}
+
+    def _wait_held(self, count: int) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._held >= count, PATIENCE)
 
 
 def _request(sock: socket.socket) -> tuple[str, bytes]:
