@@ -1,8 +1,8 @@
 """``python -m bench.server TOKENS SLOTS``: a llama-server that has its answers ready, in its own process.
 
 A client names the stream in the address, ``http://127.0.0.1:PORT/timed-large``; below it stand the paths of
-llama-server. ``…-small-held`` streams stop after `BEFORE` events until ``/release`` is asked; ``/held/N`` answers
-once N of them have. Nothing is computed for a chat request, so that what is measured is whoever asks.
+llama-server. ``…-small-held`` streams stop after `BEFORE` events until ``/release`` is asked; ``/held/N``
+answers once N of them have. Nothing is computed for a chat request, so that what is measured is whoever asks.
 """
 
 from __future__ import annotations
