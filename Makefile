@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 override SAY := $(value SAY)
 export SAY
 
-.PHONY: setup chat test check lint cover mutants verify-device crash deep soak bench recordings clean
+.PHONY: setup chat test check lint cover mutants verify-device crash deep soak bench recordings template-table clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -56,6 +56,10 @@ crash: $(READY)
 # What a real engine sends, for the tests that replay it (docs/reliability.md, "Recordings").
 recordings: $(READY)
 	$(BIN)/python tests/record.py
+
+# What the probe finds in each chat template at hand (docs/prompt-cache.md, "Template families").
+template-table: $(READY)
+	@PYTHONPATH=tests $(BIN)/python tests/templates.py
 
 # What takes minutes: ten times the cases of every property test, and others each time, then a million odd inputs.
 # FUZZ="--seed N" repeats a run of the latter.

@@ -6,14 +6,15 @@ What is assembled, and how, is ``boxmaker_core.baseline``; here are the files an
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from boxmaker_core import records
 from boxmaker_core.baseline import Baseline, assemble
 from boxmaker_core.errors import BaselineError, InferenceError
 from boxmaker_core.messages import SessionId
-from boxmaker_core.ports import Clock, Inference, Request
+from boxmaker_core.ports import Clock, Inference, Request, Settling
 from boxmaker_core.tools import CORE
 
 from .config import Config
@@ -31,6 +32,7 @@ class BaselineSource:
     inference: Inference
     clock: Clock
     _within: set[str] = field(factory=set, init=False)
+    _wanted: dict[str, Baseline] = field(factory=dict, init=False)
 
     def __call__(self) -> Baseline:
         """Raises BaselineError, and InferenceError for a new baseline that the server cannot count.
@@ -38,7 +40,7 @@ class BaselineSource:
         One that was counted before passes without the server: the completion that follows waits for a
         server that is only loading, and says what is wrong with another.
         """
-        baseline = self.assemble()
+        baseline = self._settled(self.assemble())
         try:
             self.check(baseline)
         except InferenceError:
@@ -46,8 +48,22 @@ class BaselineSource:
                 raise
         return baseline
 
+    def _settled(self, baseline: Baseline) -> Baseline:
+        """As the driver wants it for the server at hand; as it wanted it before if that is away now."""
+        if not callable(getattr(type(self.inference), "settle", None)):
+            return baseline
+        try:
+            settled = cast(Settling, self.inference).settle(baseline)
+        except InferenceError:
+            if baseline.sha256 not in self._wanted:
+                raise
+            return self._wanted[baseline.sha256]
+        self._wanted = {baseline.sha256: settled}
+        return settled
+
     def assemble(self) -> Baseline:
-        """From the system text and ``<home>/memory/core.md``, uncounted. Raises BaselineError."""
+        """From the system text, ``<home>/memory/core.md`` and the template's arguments in the configuration,
+        neither settled nor counted. Raises BaselineError."""
         system = _read_text(self.config.baseline.system, "the system text ([baseline] system)")
         if system is None:
             raise BaselineError(
@@ -55,7 +71,8 @@ class BaselineSource:
                 " write one, or name it with [baseline] system"
             )
         memory = _read_text(self.core_file, "the memory file")
-        return assemble(system, CORE, memory or "")
+        arguments = self.config.inference.template_kwargs
+        return evolve(assemble(system, CORE, memory or ""), chat_template_kwargs=arguments)
 
     @property
     def core_file(self) -> Path:

@@ -26,7 +26,11 @@ FILE_BYTES = 1024 * 1024
 
 @frozen(kw_only=True)
 class InferenceConfig:
-    """``url`` and the rest serve the drivers of boxmaker; ``options`` is for the driver alone, unread."""
+    """``url`` and the rest serve the drivers of boxmaker; ``options`` is for the driver alone, unread.
+
+    ``template_kwargs`` stand in the file among the ``sampling``, but are a matter of each session: they are
+    kept with its baseline, since a change of them would change all of its prompts.
+    """
 
     driver: str
     url: str
@@ -35,6 +39,7 @@ class InferenceConfig:
     load_timeout: float
     idle_timeout: float
     sampling: Mapping[str, Any]
+    template_kwargs: Mapping[str, Any]
     options: Mapping[str, Any]
 
 
@@ -100,6 +105,9 @@ def load(file: Path, environ: Mapping[str, str]) -> Config:
 
 
 def _inference(table: Table) -> InferenceConfig:
+    sampling = dict(table.json("sampling"))
+    template_kwargs = table.table("sampling").free("chat_template_kwargs")
+    sampling.pop("chat_template_kwargs", None)
     inference = InferenceConfig(
         driver=table.text("driver", "llama_server"),
         url=table.url("url", "http://127.0.0.1:8080"),
@@ -107,7 +115,8 @@ def _inference(table: Table) -> InferenceConfig:
         thinking_cap=table.whole("thinking_cap", 4096, least=0),
         load_timeout=table.seconds("load_timeout", 300.0),
         idle_timeout=table.seconds("idle_timeout", 300.0),
-        sampling=table.json("sampling"),
+        sampling=sampling,
+        template_kwargs=template_kwargs,
         options=table.free("options"),
     )
     table.done()

@@ -264,7 +264,7 @@ def drop_old_thoughts(body: Any) -> Reply:
         ("/apply-template", NO_CALLS, "template", "fail", "leaves out"),
         ("/apply-template", refuse_template, "template", "fail", "no tools here"),
         ("/apply-template", hang_up(), "template", "fail", "closed the connection"),
-        ("/apply-template", drop_old_thoughts, "history", "warn", "preserve_reasoning"),
+        ("/apply-template", drop_old_thoughts, "history", "warn", "another template"),
     ],
 )  # fmt: skip
 def test_each_fault_is_found_and_told_with_a_remedy(

@@ -6,31 +6,31 @@ prompts without running them (docs/inference.md, "Self-test").
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
-from boxmaker_core import records
 from boxmaker_core.baseline import Baseline
-from boxmaker_core.messages import SessionId, ToolCall, short
-from boxmaker_core.ports import Check, Request
-from boxmaker_core.records import DataClass, LogRecord
+from boxmaker_core.messages import short
+from boxmaker_core.ports import Check
 
-from .counting import context_of, rendered
+from .counting import context_of
 from .encode import Encoder
 from .failures import refusal_of_text, whole
 from .server import NO_ANSWER, NOT_A_SERVER, PROBE_SECONDS, Refused, Server, Trouble, remedy
-
-_NOW = datetime(2000, 1, 1, tzinfo=UTC)
-_CALL_MARK = "boxmaker-call"
-_RESULT_MARK = "boxmaker-result"
+from .settling import Settler
+from .template_checks import template_checks
 
 
 def self_test(
-    server: Server, encode: Encoder, baseline: Baseline, slot: int, load_timeout: float
+    server: Server,
+    encode: Encoder,
+    settler: Settler,
+    baseline: Baseline,
+    *,
+    slot: int,
+    load_timeout: float,
 ) -> Iterator[Check]:
     """See `ports.SelfTesting`. Waits up to `load_timeout` seconds for a model that is being loaded."""
     up = _up(server, load_timeout)
@@ -50,7 +50,7 @@ def self_test(
     yield Check(name="access", status="ok", found=_identity(props))
     yield _context(props)
     yield _slot(server, props, slot)
-    yield from _template(server, encode, baseline, slot)
+    yield from template_checks(server, encode, settler, baseline, slot, props)
 
 
 def _failed(name: str, error: Trouble) -> Check:
@@ -121,93 +121,3 @@ def _slot(server: Server, props: dict[str, Any], slot: int) -> Check:
     except Trouble as error:
         return _failed("slot", error)
     return Check(name="slot", status="ok", found=f"slot {slot} of {total}")
-
-
-def _template(server: Server, encode: Encoder, baseline: Baseline, slot: int) -> Iterator[Check]:
-    """Whether the chat template shows the tools and takes what the loop will send, and whether it leaves
-    alone what it has rendered before, without which there is no cache."""
-    try:
-        prompts = [
-            rendered(server, encode(Request(baseline=baseline, records=log, slot=slot)))
-            for log in _talks(baseline, slot)
-        ]
-    except Refused as error:
-        yield _bad_template(f"the chat template does not take tool calls: {error.refusal}")
-        return
-    except Trouble as error:
-        yield _failed("template", error)
-        return
-    asked, called, again = (prompt or "" for prompt in prompts[:3])
-    if None in prompts:
-        yield Check(
-            name="template",
-            status="warn",
-            found="the server cannot render a prompt without running it",
-            remedy="use a newer llama-server; whether its chat template takes tools is unknown",
-        )
-        return
-    missing = [tool.name for tool in baseline.tools if tool.name not in asked]
-    if missing:
-        yield _bad_template(f"the chat template does not show the model these tools: {', '.join(missing)}")
-    elif _CALL_MARK not in called or _RESULT_MARK not in called:
-        yield _bad_template("the chat template leaves out a tool call or its result")
-    else:
-        yield Check(name="template", status="ok", found="shows the tools, takes a call and its result")
-        yield _history(called, again)
-
-
-def _talks(baseline: Baseline, slot: int) -> list[list[LogRecord]]:
-    """Logs as they come up: a question, a call with its result, the next question, one after a failure."""
-    name = baseline.tools[0].name if baseline.tools else "none"
-    call = ToolCall(id="boxmaker1", name=name, arguments=json.dumps({"mark": _CALL_MARK}))
-    question = records.User(time=_NOW, content="x")
-    asked: list[LogRecord] = [_start(slot), question]
-    called = [*asked, _assistant("", "boxmaker-thought", call), _result(call)]
-    return [asked, called, [*called, _assistant("x", None), question], [*asked, question]]
-
-
-def _bad_template(found: str) -> Check:
-    return Check(
-        name="template",
-        status="fail",
-        found=found,
-        remedy="use a model whose chat template takes tools, or give llama-server one (--chat-template-file)",
-    )
-
-
-def _history(before: str, after: str) -> Check:
-    """`after` is a later prompt of the same session as `before`."""
-    kept = before[: before.rfind(_RESULT_MARK) + len(_RESULT_MARK)]
-    if after.startswith(kept):
-        return Check(
-            name="history", status="ok", found="the chat template leaves earlier messages as they are"
-        )
-    return Check(
-        name="history",
-        status="warn",
-        found="the chat template changes earlier messages once a new one follows, so the server reads anew",
-        remedy="try chat_template_kwargs = { preserve_reasoning = true } in [inference.sampling],"
-        " or another template",
-    )
-
-
-def _start(slot: int) -> LogRecord:
-    return records.SessionStart(
-        time=_NOW, session=SessionId("self-test"), epoch=0, slot=slot, baseline="0" * 64
-    )
-
-
-def _assistant(content: str, reasoning: str | None, *calls: ToolCall) -> LogRecord:
-    return records.Assistant(time=_NOW, content=content, reasoning_content=reasoning, tool_calls=calls)
-
-
-def _result(call: ToolCall) -> LogRecord:
-    return records.ToolResult(
-        time=_NOW,
-        call=1,
-        tool_call_id=call.id,
-        content=_RESULT_MARK,
-        data_class=DataClass.PUBLIC,
-        untrusted=False,
-        truncated=False,
-    )

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from boxmaker_core.baseline import Baseline
-from boxmaker_core.errors import ShuttingDown
+from attrs import evolve
+
+from boxmaker_core.baseline import Baseline, Form
+from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.events import ChatEvent, Retrying
 from boxmaker_core.messages import Completion, Usage
-from boxmaker_core.ports import Cancel, Check, Inference, Request, SelfTesting
+from boxmaker_core.ports import Cancel, Check, Inference, Request, SelfTesting, Settling
 
 from . import counting
 from .attempt import Attempt, OnEvent
@@ -23,6 +25,7 @@ from .failures import Again, Verdict
 from .patience import Patience
 from .residents import Residents, answered
 from .server import Refused, server
+from .settling import CannotRender, Settler
 from .sizes import Sizes
 from .slots import SlotGate, see
 
@@ -31,7 +34,7 @@ def _ignore(event: ChatEvent) -> None:
     pass
 
 
-class LlamaServer(Inference, SelfTesting):
+class LlamaServer(Inference, SelfTesting, Settling):
     """A llama-server at `url`; may be shared by threads.
 
     `thinking_cap` is in tokens, 0 for no thinking; times are in seconds: `load_timeout` for a model that
@@ -72,6 +75,7 @@ class LlamaServer(Inference, SelfTesting):
             idle_timeout=idle_timeout,
             poll_interval=poll_interval,
         )
+        self._settler = Settler(self._server, sampling=sampling, thinks=thinking_cap > 0)
         self._gate = SlotGate()
         self._residents = Residents()
 
@@ -102,24 +106,52 @@ class LlamaServer(Inference, SelfTesting):
 
     def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:
         """See `ports.SelfTesting`."""
-        return self_test(self._server, self._encode, baseline, slot, self._load_timeout)
+        return self_test(
+            self._server,
+            self._encode,
+            self._settler,
+            baseline,
+            slot=slot,
+            load_timeout=self._load_timeout,
+        )
+
+    def settle(self, baseline: Baseline) -> Baseline:
+        """See `ports.Settling`. A server that cannot render is served in fields."""
+        try:
+            found = self._settler.find(baseline, self._server.ask("/props"))
+        except CannotRender:
+            return baseline
+        return baseline if isinstance(found, str) else found.settled(baseline)
 
     def complete(self, request: Request, on_event: OnEvent, cancel: Cancel) -> Completion:
         """See `ports.Inference`."""
         body = self._encode(request)
-        patience = Patience(load_timeout=self._load_timeout)
         self._sizes.check_slot(request.slot, cancel)
         with self._gate.hold(request.slot, on_event, cancel):
-            while True:
-                self._enter(request, cancel)
-                try:
-                    completion = self._attempt(body, request.slot, on_event, cancel)
-                except Again as failed:
-                    self._sizes.forget()
-                    self._wait(patience, failed, on_event, cancel)
-                else:
-                    self._residents.leave(request, completion.usage)
-                    return completion
+            completion = self._ask(body, request, on_event, cancel)
+        return self._with_raw(request.baseline, completion, cancel)
+
+    def _ask(self, body: bytes, request: Request, on_event: OnEvent, cancel: Cancel) -> Completion:
+        patience = Patience(load_timeout=self._load_timeout)
+        while True:
+            self._enter(request, cancel)
+            try:
+                completion = self._attempt(body, request.slot, on_event, cancel)
+            except Again as failed:
+                self._sizes.forget()
+                self._wait(patience, failed, on_event, cancel)
+            else:
+                self._residents.leave(request, completion.usage)
+                return completion
+
+    def _with_raw(self, baseline: Baseline, completion: Completion, cancel: Cancel) -> Completion:
+        """In a session of the verbatim form, with the model's own text if that can be told."""
+        if baseline.form is not Form.VERBATIM:
+            return completion
+        try:
+            return evolve(completion, raw=self._settler.raw(baseline, completion, cancel))
+        except (InferenceError, ShuttingDown):
+            return completion  # which is whole without it
 
     def _enter(self, request: Request, cancel: Cancel) -> None:
         """Note what the slot holds before the request changes that; whatever becomes of the request, it may

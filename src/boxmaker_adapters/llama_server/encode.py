@@ -13,11 +13,11 @@ server or a chat template would refuse for ever, it is put right there and nowhe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from boxmaker_core.baseline import Form
-from boxmaker_core.messages import short
+from boxmaker_core.messages import ToolSchema, short
 from boxmaker_core.ports import Request
 from boxmaker_core.records import LogRecord
 
@@ -55,7 +55,7 @@ def check_sampling(sampling: Sampling) -> None:
         if key in _OURS:
             raise BadSampling(f"[inference.sampling] {key} is set by boxmaker itself: take it out")
         try:
-            _dump(value).encode()
+            dump(value).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise BadSampling(
                 f"[inference.sampling] {short(key)} cannot be sent as JSON ({error}): change its value"
@@ -83,17 +83,7 @@ def encoder(*, thinking_cap: int, sampling: Sampling) -> Encoder:
     def encode(request: Request) -> bytes:
         body: dict[str, Any] = {"id_slot": request.slot, **fixed}
         if request.baseline.tools:
-            body["tools"] = [
-                {
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description,
-                        "parameters": tool.parameters,
-                    },
-                }
-                for tool in request.baseline.tools
-            ]
+            body["tools"] = schemas(request.baseline.tools)
         if request.baseline.chat_template_kwargs:
             body["chat_template_kwargs"] = {
                 **body.get("chat_template_kwargs", {}),
@@ -104,10 +94,25 @@ def encoder(*, thinking_cap: int, sampling: Sampling) -> Encoder:
         if history is None:
             history = request.memo[key] = History(request.baseline.system, request.baseline.form)
         history.take(request.records)
-        before = _dump(body, check_circular=False)[:-1].encode(errors="replace")
+        before = dump(body, check_circular=False)[:-1].encode(errors="replace")
         return b"".join((before, b',"messages":[', history.data, b"]}"))
 
     return encode
+
+
+def schemas(tools: Iterable[ToolSchema]) -> list[dict[str, Any]]:
+    """The tools as the server wants them."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+            },
+        }
+        for tool in tools
+    ]
 
 
 def chat(system: str, log: Sequence[LogRecord], form: Form = Form.FIELDS) -> list[Message]:
@@ -119,7 +124,7 @@ def chat(system: str, log: Sequence[LogRecord], form: Form = Form.FIELDS) -> lis
     return found
 
 
-def _dump(value: object, *, check_circular: bool = True) -> str:
+def dump(value: object, *, check_circular: bool = True) -> str:
     return json.dumps(
         value,
         ensure_ascii=False,

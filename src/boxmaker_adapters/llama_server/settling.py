@@ -1,0 +1,240 @@
+"""Asks a server's chat template how it is to be served, and remembers; what is asked is in ``probe``.
+
+Some three dozen prompts are rendered and turned into tokens, none is run. Asked anew only for another
+template, other tools or another day (docs/prompt-cache.md, "Two forms").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from attrs import evolve, frozen
+
+from boxmaker_core.baseline import Baseline, Form
+from boxmaker_core.messages import Completion, Ending
+from boxmaker_core.ports import Cancel
+
+from .counting import MOST_TOKENS
+from .encode import Sampling, dump, schemas
+from .probe import Probe, Verdict
+from .server import Refused, Server
+from .verbatim import ASK, Message, Refuses, Spoken, reconstruct
+
+KEPT = 32
+"""Findings that are remembered."""
+KEEP = "preserve_reasoning"
+DATE = "date_string"
+_OTHER_DAY = "01 Jan 2030"
+_MISSING = (404, 405, 501)
+_THINKING = re.compile(r"think|reasoning|<\|channel\|>", re.IGNORECASE)
+
+
+class CannotRender(Exception):
+    """The server has no way to render a prompt without running it."""
+
+
+@frozen(kw_only=True)
+class Finding:
+    """``verdict`` is for the form and the arguments that were chosen, ``bare`` for the fields as the template
+    is without them, ``other`` for the form that was not chosen, None if the template refuses it. ``kwargs``
+    are the arguments beside the configured ones."""
+
+    kwargs: Mapping[str, Any]
+    verdict: Verdict
+    bare: Verdict
+    other: Verdict | None
+
+    @property
+    def form(self) -> Form:
+        return self.verdict.form
+
+    def settled(self, baseline: Baseline) -> Baseline:
+        return evolve(
+            baseline,
+            chat_template_kwargs={**baseline.chat_template_kwargs, **self.kwargs},
+            form=self.form,
+        )
+
+
+@frozen(kw_only=True)
+class Asking:
+    """A chat template behind its server, with one set of arguments."""
+
+    server: Server
+    sampling: Sampling
+    cancel: Cancel | None = None
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+    ) -> str:
+        """Raises Refuses, CannotRender, InferenceError."""
+        given = {**self.sampling.get("chat_template_kwargs", {}), **kwargs}
+        body = {**self.sampling, "chat_template_kwargs": given, "messages": messages}
+        if tools:
+            body["tools"] = tools
+        try:
+            answer = self.server.ask("/apply-template", _encoded(body), cancel=self.cancel)
+        except Refused as error:
+            if error.refusal.status in _MISSING:
+                raise CannotRender from None
+            if error.refusal.status in (400, 500):
+                raise Refuses(str(error.refusal)) from None
+            raise
+        prompt = answer.get("prompt") if isinstance(answer, dict) else None
+        if not isinstance(prompt, str):
+            raise CannotRender
+        return prompt
+
+    def tokens(self, text: str) -> Sequence[int]:
+        """Raises CannotRender, InferenceError."""
+        body = {"content": text, "add_special": False, "parse_special": True}
+        try:
+            answer = self.server.ask("/tokenize", _encoded(body), cancel=self.cancel, values=MOST_TOKENS)
+        except Refused as error:
+            if error.refusal.status in _MISSING:
+                raise CannotRender from None
+            raise
+        found = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(found, list):
+            raise CannotRender
+        return found
+
+
+class Settler:
+    """Finds out how the template of `server` is to be served. May be shared by threads.
+
+    ``sampling`` goes into each request, as it does when the model is asked; `thinks` says whether the model
+    is allowed to reason.
+    """
+
+    def __init__(
+        self, server: Server, *, sampling: Sampling, thinks: bool, today: Callable[[], date] = date.today
+    ) -> None:
+        self._server = server
+        self._sampling = sampling
+        self._thinks = thinks
+        self._today = today
+        self._found: dict[str, Finding | str] = {}
+        self._guard = threading.Lock()
+
+    def find(self, baseline: Baseline, props: Any, cancel: Cancel | None = None) -> Finding | str:
+        """What is best for sessions of `baseline`; the template's own words if it refuses a conversation.
+
+        `props` is what ``/props`` answered. Raises CannotRender, InferenceError.
+        """
+        props = props if isinstance(props, dict) else {}
+        today = self._today()
+        told = [props.get(key) for key in ("chat_template", "chat_template_tool_use", "chat_template_caps")]
+        key = dump([*told, schemas(baseline.tools), baseline.chat_template_kwargs, str(today)])
+        with self._guard:
+            if key in self._found:
+                return self._found[key]
+        try:
+            found: Finding | str = self._look(baseline, told, today, cancel)
+        except Refuses as error:
+            found = str(error)
+        with self._guard:
+            if len(self._found) >= KEPT:
+                self._found.clear()
+            self._found[key] = found
+        return found
+
+    def raw(self, baseline: Baseline, completion: Completion, cancel: Cancel) -> str | None:
+        """The model's own text of a completion, see `records.Assistant`; None if it cannot be told for sure,
+        or if the fields say just the same. Raises InferenceError, and ShuttingDown once `cancel` is set."""
+        predicted = completion.usage.predicted_n
+        plain = not completion.tool_calls and completion.reasoning_content is None
+        if plain or predicted is None or completion.ending is not Ending.FINISHED:
+            return None
+        asking = Asking(server=self._server, sampling=self._sampling, cancel=cancel)
+        tools = schemas(baseline.tools)
+
+        def render(messages: Sequence[Message]) -> str:
+            return asking.render(messages, tools, baseline.chat_template_kwargs)
+
+        spoken = Spoken(
+            content=completion.content or "",
+            reasoning=completion.reasoning_content,
+            calls=completion.tool_calls,
+        )
+        tool = baseline.tools[0].name if baseline.tools else "none"
+        try:
+            return reconstruct(render, lambda text: len(asking.tokens(text)), spoken, tool, predicted)
+        except (Refuses, CannotRender):
+            return None
+
+    def _look(self, baseline: Baseline, told: list[Any], today: date, cancel: Cancel | None) -> Finding:
+        template, _, caps = told
+        kwargs = dict(baseline.chat_template_kwargs)
+        asking = Asking(server=self._server, sampling=self._sampling, cancel=cancel)
+        given = {**self._sampling.get("chat_template_kwargs", {}), **kwargs}
+        thinks = self._thinks and given.get("enable_thinking") is not False
+        if isinstance(template, str) and template and not _THINKING.search(template):
+            thinks = False
+
+        def probe(more: Mapping[str, Any]) -> Probe:
+            seen: dict[str, str | Refuses] = {}
+            tools = schemas(baseline.tools)
+
+            def render(messages: Sequence[Message]) -> str:
+                """Once for each list of messages."""
+                key = dump(messages)
+                if key not in seen:
+                    try:
+                        seen[key] = asking.render(messages, tools, {**kwargs, **more})
+                    except Refuses as error:
+                        seen[key] = error
+                result = seen[key]
+                if isinstance(result, Refuses):
+                    raise result
+                return result
+
+            return Probe(
+                render=render,
+                tokens=asking.tokens,
+                tools=baseline.tools,
+                thinks=thinks,
+                parallel=parallel,
+                today=today,
+            )
+
+        known = caps if isinstance(caps, dict) else {}
+        parallel = True
+        try:
+            return _best(probe, known, given)
+        except Refuses:
+            parallel = False
+            return _best(probe, known, given)
+
+
+def _best(
+    probe: Callable[[Mapping[str, Any]], Probe], caps: Mapping[str, Any], given: Mapping[str, Any]
+) -> Finding:
+    """The arguments and the form under which the fewest tokens are read again. Raises Refuses."""
+    bare = found = probe({}).verdict(Form.FIELDS)
+    kwargs: dict[str, Any] = {}
+    if found.today is not None and DATE not in given:
+        shown = probe({DATE: _OTHER_DAY})
+        if _OTHER_DAY in shown.render(ASK) and shown.date_in(shown.render(ASK)) is None:
+            kwargs[DATE] = found.today
+    hidden = found.reasoning in ("dropped", "never")
+    if hidden and caps.get("supports_preserve_reasoning") is True and KEEP not in given:
+        kept = probe({**kwargs, KEEP: True}).verdict(Form.FIELDS)
+        if kept.again < found.again:
+            kwargs[KEEP], found = True, kept
+    try:
+        other = probe(kwargs).verdict(Form.VERBATIM)
+    except Refuses:
+        return Finding(kwargs=kwargs, verdict=found, bare=bare, other=None)
+    if other.again < found.again:
+        found, other = other, found
+    return Finding(kwargs=kwargs, verdict=found, bare=bare, other=other)
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value).encode()

@@ -1,0 +1,114 @@
+"""The model's own text put together again, and what the probe says of templates; they are in Python here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import date
+
+import pytest
+
+from boxmaker_adapters.llama_server.probe import Probe
+from boxmaker_adapters.llama_server.verbatim import Message, Refuses, Render, Spoken, reconstruct
+from boxmaker_core.baseline import Form
+from boxmaker_core.messages import ToolCall
+from boxmaker_core.tools import CORE
+
+ODD = '{ "a":  1e3 }'
+
+
+def chatml(*, opening: str = "", keep: bool = True, strict: bool = False, shown: str = "") -> Render:
+    """As ChatML with tools does it. `opening` ends the prompt; without `keep` reasoning goes once a user
+    speaks again; `strict` refuses two users in a row; `shown` stands at the top."""
+
+    def render(messages: Sequence[Message]) -> str:
+        last = max(at for at, message in enumerate(messages) if message["role"] == "user")
+        text = f"<s>{shown}{CORE[0].description}\n"
+        for at, message in enumerate(messages):
+            if strict and at and message["role"] == "user" == messages[at - 1]["role"]:
+                raise Refuses("roles must alternate")
+            body = message["content"]
+            if message.get("reasoning_content") is not None and (keep or at > last):
+                body = f"<think>\n{message['reasoning_content']}</think>\n\n{body}"
+            for call in message.get("tool_calls", ()):
+                function = call["function"]
+                dumped = json.dumps(json.loads(function["arguments"]))
+                body += f'<call>\n{{"name": "{function["name"]}", "arguments": {dumped}}}\n</call>'
+            text += f"<|{message['role']}|>\n{body}<|end|>\n"
+        return f"{text}<|assistant|>\n{opening}"
+
+    return render
+
+
+def letters(text: str) -> list[int]:
+    """A tokenizer whose tokens are letters."""
+    return [ord(letter) for letter in text]
+
+
+def call(arguments: str, name: str = "echo") -> ToolCall:
+    return ToolCall(id="", name=name, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("spoken", "written"),
+    [
+        (
+            Spoken(calls=(call(ODD), call("{}", "clock"))),
+            '<call>\n{"name": "echo", "arguments": { "a":  1e3 }}\n</call>'
+            '<call>\n{"name": "clock", "arguments": {}}\n</call>',
+        ),
+        (
+            Spoken(reasoning="hm", content="So be it.", calls=(call(ODD),)),
+            '<think>\nhm</think>\n\nSo be it.<call>\n{"name": "echo", "arguments": { "a":  1e3 }}\n</call>',
+        ),
+        (Spoken(reasoning="hm", content="So."), "<think>\nhm</think>\n\nSo."),
+    ],
+)
+def test_the_models_text_comes_together_again(spoken: Spoken, written: str) -> None:
+    assert reconstruct(chatml(), len, spoken, "clock", len(written) + 1) == written
+
+
+@pytest.mark.parametrize("off", [-1, 2, 100])
+def test_a_text_of_another_length_than_the_model_wrote_is_not_believed(off: int) -> None:
+    written = '<call>\n{"name": "echo", "arguments": { "a":  1e3 }}\n</call>'
+    assert reconstruct(chatml(), len, Spoken(calls=(call(ODD),)), "clock", len(written) + 1 + off) is None
+
+
+def test_marks_in_the_models_own_words_are_just_words() -> None:
+    words = '{"x": "BoxmakerText BoxmakerThought"}'
+    written = f'<call>\n{{"name": "echo", "arguments": {words}}}\n</call>'
+    spoken = Spoken(calls=(call(words),))
+    assert reconstruct(chatml(), len, spoken, "clock", len(written) + 1) == written
+
+
+def probe(render: Render, *, thinks: bool = True, tokens: Callable[[str], list[int]] = letters) -> Probe:
+    return Probe(
+        render=render, tokens=tokens, tools=CORE, thinks=thinks, parallel=True, today=date(2026, 12, 1)
+    )
+
+
+def test_a_template_that_keeps_all_costs_nothing_verbatim_and_the_spacing_in_fields() -> None:
+    fields, verbatim = (probe(chatml()).verdict(form) for form in (Form.FIELDS, Form.VERBATIM))
+    assert (verbatim.again, verbatim.reasoning, verbatim.two_users) == (0, "kept", "taken")
+    assert fields.again == sum(step.again for step in fields.steps if step.kind == "calls") > 0
+    assert fields.spacing("calls") > 0
+
+
+def test_reasoning_that_is_dropped_is_found_and_counted() -> None:
+    verdict = probe(chatml(keep=False)).verdict(Form.FIELDS)
+    assert verdict.reasoning == "dropped"
+    assert verdict.neat > 0
+    assert probe(chatml(keep=False), thinks=False).verdict(Form.FIELDS).reasoning == "none"
+
+
+def test_a_template_that_wants_alternation_is_found_to_need_the_bridge() -> None:
+    assert probe(chatml(strict=True)).verdict(Form.FIELDS).two_users == "bridged"
+
+
+@pytest.mark.parametrize("shown", ["2026-12-01", "01 Dec 2026", "December 01, 2026", "2026-11-30"])
+def test_a_date_is_found_also_where_it_is_another_day(shown: str) -> None:
+    assert probe(chatml(shown=shown)).verdict(Form.FIELDS).today == shown
+
+
+def test_another_date_is_none() -> None:
+    assert probe(chatml(shown="2024-07-26")).verdict(Form.FIELDS).today is None
