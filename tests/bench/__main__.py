@@ -32,7 +32,6 @@ class Scale:
     """Records of a session, and how many times as long as usual its texts are."""
     together: list[int]
     peers: bool
-    max_tokens: int
 
 
 QUICK = Scale(
@@ -42,7 +41,6 @@ QUICK = Scale(
     logs=[(10, 1), (1000, 1), (10_000, 1)],
     together=[1, 10, 50],
     peers=False,
-    max_tokens=32,
 )
 FULL = Scale(
     tokens=10_000,
@@ -51,7 +49,6 @@ FULL = Scale(
     logs=[(10, 1), (100, 1), (1000, 1), (10_000, 1), (100_000, 1), (24, 15_000)],
     together=[1, 10, 50, 200],
     peers=True,
-    max_tokens=64,
 )
 
 
@@ -171,7 +168,7 @@ def _seconds(spread: tuple[float, float, float]) -> str:
 def of_engine(report: Report, scale: Scale) -> None:
     report.title("a real engine: a conversation of 20 turns with tools; prompt tokens")
     names = list(peers.TALKERS) if scale.peers and peers.ready() else []
-    found, added = engine.measure(names, len(engine.PROMPTS), scale.max_tokens, report.note)
+    found, added = engine.measure(names, report.note)
     rows = [
         (one.name, one.completions, one.new, one.evaluated, f"{one.ratio:.3f}", f"{one.after_first:.3f}")
         for one in found

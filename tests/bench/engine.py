@@ -30,6 +30,8 @@ WORDS = ("apple", "plum", "lemon", "pear")
 PROMPTS = [text.format(word) for word in WORDS for text in ASKED]
 ITERATIONS = 8
 CONTEXT = 8192
+MOST = 64
+"""Tokens of an answer, more than any of these takes: one that is cut off would end the conversation."""
 
 
 @frozen(kw_only=True)
@@ -94,7 +96,7 @@ def talk(client: ChannelClient, prompts: list[str]) -> list[tuple[float, list[fl
     return found
 
 
-def plan(url: str, key: str, prompts: list[str], max_tokens: int) -> dict[str, object]:
+def plan(url: str, key: str, prompts: list[str]) -> dict[str, object]:
     """What a peer is told; it has the tools that boxmaker has, and they say what boxmaker's say."""
     tools = [
         {
@@ -113,13 +115,13 @@ def plan(url: str, key: str, prompts: list[str], max_tokens: int) -> dict[str, o
         "found": getattr(resolve(Registry(SCHEMAS), asked), "content", ""),
         "prompts": prompts,
         "iterations": ITERATIONS,
-        "max_tokens": max_tokens,
+        "max_tokens": MOST,
     }
 
 
-def boxmaker(server: Server, tap: Tap, prompts: list[str], max_tokens: int) -> tuple[Conversation, Added]:
+def boxmaker(server: Server, tap: Tap, prompts: list[str]) -> tuple[Conversation, Added]:
     with short_folder() as folder:
-        sampling = f"[inference.sampling]\ntemperature = 0\nmax_tokens = {max_tokens}\n"
+        sampling = f"[inference.sampling]\ntemperature = 0\nmax_tokens = {MOST}\n"
         key = f"api_key_file = '{server.key_file}'\n"
         with daemons.loopd(folder, tap.url, key + sampling, system=data("system-tiny.md")) as daemon:
             tap.take()
@@ -146,13 +148,10 @@ def _added(turns: list[tuple[float, list[float]]], seen: list[Seen]) -> Added:
     return Added(first=Figure.of(first), rate=Figure.of(rate), tokens_a_second=Figure.of(speed).median)
 
 
-def measure(
-    names: list[str], turns: int, max_tokens: int, failed: Callable[[str], None]
-) -> tuple[list[Conversation], Added]:
+def measure(names: list[str], failed: Callable[[str], None]) -> tuple[list[Conversation], Added]:
     """boxmaker's conversation, then the peers', each on an engine that has seen nothing."""
-    prompts = PROMPTS[:turns]
     with own_engine(context=CONTEXT) as server, tapped(server.url) as tap:
-        own, added = boxmaker(server, tap, prompts, max_tokens)
+        own, added = boxmaker(server, tap, PROMPTS)
     found = [own]
     for name in names:
         with own_engine(context=CONTEXT) as server, tapped(server.url) as tap:
@@ -161,7 +160,7 @@ def measure(
             begun = time.perf_counter()
             try:
                 with peers.Peer(name) as peer:
-                    peer.ask(plan(peers.base_url(name, tap.url), key, prompts, max_tokens))
+                    peer.ask(plan(peers.base_url(name, tap.url), key, PROMPTS))
             except peers.PeerFailed as error:
                 failed(json.dumps(str(error)))
             seen = tap.take()
