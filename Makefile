@@ -34,7 +34,7 @@ lint: $(READY)
 check: lint test cover
 
 # The core, every line and branch of it, by the tests that judge it.
-CORE_TESTS := $(patsubst %,tests/unit/test_%.py,accounts errors session text_rules tools turn wording) tests/contract/test_loop.py
+CORE_TESTS := $(patsubst %,tests/unit/test_%.py,accounts errors session slot_book text_rules tools turn wording) tests/contract/test_loop.py
 cover: $(READY)
 	$(BIN)/python -m pytest -q $(CORE_TESTS) --cov=boxmaker_core --cov-branch --cov-fail-under=100 \
 		--cov-report=term-missing:skip-covered

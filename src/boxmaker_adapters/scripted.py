@@ -7,7 +7,7 @@ reaches a model or the time of day.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ class ScriptedInference(Inference):
             self._next += 1
             return step
 
-    def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:  # noqa: ARG002 - the port's names
+    def self_test(self, baseline: Baseline, slots: Sequence[int]) -> Iterable[Check]:  # noqa: ARG002 - the port's names
         """There is nothing to look at but the script."""
         return [Check(name="script", status="ok", found=f"{len(self._steps)} answers, no model")]
 

@@ -95,10 +95,10 @@ class BaselineSource:
         """The smallest request there is: a conversation of one short message."""
         time = self.clock()
         start = records.SessionStart(
-            time=time, session=SessionId("x"), epoch=0, slot=self.config.slot, baseline=baseline.sha256
+            time=time, session=SessionId("x"), epoch=0, slot=self.config.slots[0], baseline=baseline.sha256
         )
         user = records.User(time=time, content="x")
-        return Request(baseline=baseline, records=(start, user), slot=self.config.slot)
+        return Request(baseline=baseline, records=(start, user), slot=self.config.slots[0])
 
 
 def _read_text(path: Path, what: str) -> str | None:

@@ -74,7 +74,7 @@ class Config:
     inference: InferenceConfig
     store: StoreConfig
     tools: ToolsConfig
-    slot: int
+    slots: tuple[int, ...]
     limits: Limits
     baseline: BaselineConfig
 
@@ -95,7 +95,7 @@ def load(file: Path, environ: Mapping[str, str]) -> Config:
         inference=_inference(root.table("inference")),
         store=_store(root.table("store")),
         tools=_tools(root.table("tools")),
-        slot=_slot(root.table("slots")),
+        slots=_slots(root.table("slots")),
         limits=_limits(root.table("loop")),
         baseline=_baseline(root.table("baseline")),
     )
@@ -137,10 +137,10 @@ def _tools(table: Table) -> ToolsConfig:
     return tools
 
 
-def _slot(table: Table) -> int:
-    slot = table.whole("main", 0, least=0)
+def _slots(table: Table) -> tuple[int, ...]:
+    slots = table.wholes("main", 0, least=0)
     table.done()
-    return slot
+    return slots
 
 
 def _limits(table: Table) -> Limits:

@@ -69,6 +69,17 @@ class Table:
             raise self._error(key, f"found {_shown(value)}: {least} to {most} is allowed")
         return value
 
+    def wholes(self, key: str, default: int, *, least: int) -> tuple[int, ...]:
+        """A whole number, or a list of some, no two alike."""
+        if not isinstance(self._values.get(key), list):
+            return (self.whole(key, default, least=least),)
+        allowed = "a whole number or a list of different ones"
+        values: list[Any] = self._take(key, [], list, allowed)
+        fit = all(type(value) is int and least <= value <= INT32 for value in values)
+        if not fit or not values or len(set(values)) < len(values):
+            raise self._error(key, f"found {_shown(values)}: {allowed} is allowed, from {least} to {INT32}")
+        return tuple(values)
+
     def seconds(self, key: str, default: float) -> float:
         value = self._take(key, default, (int, float), "a number of seconds")
         if not 0 < value <= WEEK:

@@ -68,7 +68,7 @@ def build(config: Config) -> Wired:
             baseline=baselines,
             clock=now,
             limits=config.limits,
-            slot=config.slot,
+            slots=config.slots,
         )
         return Wired(config=config, loop=loop, baselines=baselines, needed=needed, closers=closers.pop_all())
 
@@ -126,7 +126,13 @@ def _embedded(config: Config, closers: ExitStack, needed: list[int]) -> Inferenc
 
     section = config.inference
     try:
-        options = embedded_llama.EngineOptions.read(section.options, config.file.parent)
+        options = embedded_llama.EngineOptions.read(
+            {"slots": max(config.slots) + 1, **section.options}, config.file.parent
+        )
+        if options.slots <= max(config.slots):
+            raise embedded_llama.EngineError(
+                "slots", f"found {options.slots}, but [slots] main names slot {max(config.slots)}: set more"
+            )
         engine = embedded_llama.start(options, timeout=section.load_timeout)
     except embedded_llama.EngineError as error:
         key = f"inference.options.{error.key}" if error.key else "inference.driver"

@@ -7,7 +7,7 @@ The embedder's entry: build a `Loop` from drivers, call `turn`. The order in a t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, assert_never, cast
 
@@ -23,6 +23,7 @@ from .messages import Completion, Ending, SessionId, ToolCall, Usage, session_id
 from .ports import Cancel, Clock, Explaining, Inference, Request, SessionLog, SessionStore, ToolPort
 from .records import DataClass, LogRecord
 from .session import Session
+from .slots import SlotBook
 from .tools import Failed, Registry, Result, ToolRequest
 from .turn import AnswerCall, AskModel, Fail, Finish, Moment, RunCall, TakeMessage, decide
 
@@ -49,8 +50,8 @@ class Loop:
     """The agent loop over its drivers; may be shared by threads.
 
     ``baseline`` is called for each new session, so that a session starts with the texts of its day.
-    ``tools`` must answer ``clock`` and every name in ``registry``. ``slot`` is for new sessions; old ones
-    keep theirs.
+    ``tools`` must answer ``clock`` and every name in ``registry``. A new session gets the least loaded of
+    ``slots``, one at least; old ones keep theirs.
     """
 
     inference: Inference
@@ -60,9 +61,10 @@ class Loop:
     baseline: Callable[[], Baseline]
     clock: Clock
     limits: Limits = field(factory=Limits)
-    slot: int = 0
+    slots: Sequence[int] = (0,)
     _busy: set[SessionId] = field(factory=set, init=False)
     _busy_guard: threading.Lock = field(factory=threading.Lock, init=False)
+    _book: SlotBook = field(factory=SlotBook, init=False)
 
     def turn(
         self,
@@ -83,15 +85,17 @@ class Loop:
         name = session_id(session)
         user_text(text)
         with self._hold(name), closing(self._open(name, resume)) as log:
+            replayed = _replay(log)
             running = _Turn(
                 loop=self,
                 log=log,
-                session=_replay(log),
+                session=replayed,
                 text=text,
                 on_event=on_event,
                 cancel=threading.Event() if cancel is None else cancel,
             )
-            return running.run()
+            with self._book.turn(name, replayed.start.slot):
+                return running.run()
 
     @contextmanager
     def _hold(self, name: SessionId) -> Iterator[None]:
@@ -109,8 +113,9 @@ class Loop:
         if resume:
             return self.store.open(name)
         baseline = self.baseline()
+        slot = self._book.choose(name, self.slots)
         start = records.SessionStart(
-            time=self.clock(), session=name, epoch=0, slot=self.slot, baseline=baseline.sha256
+            time=self.clock(), session=name, epoch=0, slot=slot, baseline=baseline.sha256
         )
         return self.store.create(name, baseline, start)
 

@@ -158,9 +158,9 @@ class Check:
 class SelfTesting(Protocol):
     """An optional side of an `Inference` driver: it can tell before the first turn what is wrong."""
 
-    def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:
-        """Look, never generate; stops after a failure that makes the rest pointless. Never raises
-        InferenceError: a failure is a `Check`."""
+    def self_test(self, baseline: Baseline, slots: Sequence[int]) -> Iterable[Check]:
+        """Look, never generate, whether sessions of `baseline` can be served on `slots`; stops after a
+        failure that makes the rest pointless. Never raises InferenceError: a failure is a `Check`."""
         ...
 
 

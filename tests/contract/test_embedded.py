@@ -48,7 +48,7 @@ def test_the_ordinary_driver_talks_to_it(engine: Engine) -> None:
     assert driver.context == 1024
     counted = driver.count(request("hello"))
     assert counted is not None
-    assert {check.status for check in driver.self_test(BASELINE, 0)} == {"ok"}
+    assert {check.status for check in driver.self_test(BASELINE, [0])} == {"ok"}
     completion = driver.complete(request("hello"), lambda _: None, threading.Event())
     assert completion.usage.prompt == counted
     assert engine.tail() != ""
@@ -57,7 +57,9 @@ def test_the_ordinary_driver_talks_to_it(engine: Engine) -> None:
 def test_nobody_gets_in_without_the_key(engine: Engine) -> None:
     assert engine.url.startswith("http://127.0.0.1:")
     assert engine.api_key not in repr(engine)
-    (failed,) = [check for check in LlamaServer(engine.url).self_test(BASELINE, 0) if check.status == "fail"]
+    (failed,) = [
+        check for check in LlamaServer(engine.url).self_test(BASELINE, [0]) if check.status == "fail"
+    ]
     assert failed.name == "access"
 
 

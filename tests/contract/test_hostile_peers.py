@@ -337,7 +337,7 @@ def test_a_small_answer_without_end_is_read_up_to_a_bound(path: str, piece: byte
                 with pytest.raises(InferenceError, match=r"no JSON|values"):
                     assert driver.context
             case "/slots":
-                checks = list(driver.self_test(request().baseline, 0))
+                checks = list(driver.self_test(request().baseline, [0]))
                 assert [check.status for check in checks][-1] == "fail"
             case _:
                 with pytest.raises(InferenceError, match=r"no JSON|values"):

@@ -71,7 +71,7 @@ def test_a_key_that_the_server_repeats_is_shown_to_nobody(server: FakeLlama) -> 
     told = [Asked(driver).why, Asked(driver).why, repr(vars(driver))]
     with pytest.raises(InferenceError) as caught:
         driver.context  # noqa: B018 - asking is what fails
-    told += [str(caught.value), repr([*driver.self_test(BASELINE, 0)])]
+    told += [str(caught.value), repr([*driver.self_test(BASELINE, [0])])]
     assert "s3cr3t" not in " ".join(told)
     assert sum("[key]" in text for text in told) == 4
 

@@ -191,7 +191,7 @@ def test_a_count_that_fails_is_an_error(server: FakeLlama, driver: LlamaServer) 
 
 
 def check(driver: LlamaServer, slot: int = 0) -> dict[str, tuple[str, str]]:
-    checks = list(driver.self_test(BASELINE, slot))
+    checks = list(driver.self_test(BASELINE, [slot]))
     for line in checks:
         assert line.remedy or line.status == "ok", line
         assert (line.found + line.remedy).isprintable()

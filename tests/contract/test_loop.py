@@ -661,10 +661,22 @@ def test_a_session_keeps_the_slot_it_began_with(bench: Bench) -> None:
     bench.play(says(), says(), says())
     loop = bench.loop()
     loop.turn("s1", "hi")
-    loop.slot = 3
+    loop.slots = (3,)
     loop.turn("s1", "hi", resume=True)
     loop.turn("s2", "hi")
     assert [request.slot for request in bench.inference.requests] == [0, 0, 3]
+
+
+def test_new_sessions_share_the_slots_and_a_failed_creation_takes_none(bench: Bench) -> None:
+    bench.play(says(), says(), says())
+    loop = bench.loop()
+    loop.slots = (0, 1)
+    loop.turn("s1", "hi")
+    with pytest.raises(SessionExists):
+        loop.turn("s1", "hi")
+    loop.turn("s2", "hi")
+    loop.turn("s1", "hi", resume=True)
+    assert [request.slot for request in bench.inference.requests] == [0, 1, 0]
 
 
 def test_what_a_driver_keeps_is_there_for_the_rest_of_the_turn_alone(bench: Bench) -> None:

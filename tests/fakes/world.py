@@ -205,7 +205,7 @@ class World:
         client leaves after `leave` messages, if given.
         """
         self._track = self.tools.track = track
-        self.loop.slot = track.slot
+        self.loop.slots = (track.slot,)
         self.sim.moves, self.tools.plays = deque(moves), deque(plays)
         self.sim.seen = []
         self._server.requests.clear()

@@ -41,7 +41,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert found.inference.options == {}
     assert (found.store.driver, found.store.sync) == ("jsonl", True)
     assert found.tools.driver == "fake"
-    assert found.slot == 0
+    assert found.slots == (0,)
     assert found.limits == Limits(tool_iterations=8, repeat_detection=True, tool_result_cap=16384)
     assert found.baseline.system == tmp_path / "system.md"
     assert found.baseline.token_budget == 3000
@@ -102,7 +102,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert set(found.inference.options) == {"anything"}
     assert (found.store.driver, found.store.sync, found.store.options) == ("memory", False, {"a": 1})
     assert (found.tools.driver, found.tools.options) == ("my.tools:make", {"b": True})
-    assert found.slot == 3
+    assert found.slots == (3,)
     assert found.limits == Limits(tool_iterations=1, repeat_detection=False, tool_result_cap=64)
     assert found.baseline.system == tmp_path / "texts" / "me.md"
     assert found.baseline.token_budget == 1
@@ -156,6 +156,11 @@ REFUSED = [
     ("[tools]\ndriver = 1", "tools.driver", "found 1: a text"),
     ("[slots]\nmain = -1", "slots.main", "found -1: 0 to"),
     ("[slots]\nmain = 4294967296", "slots.main", "0 to 2147483647"),
+    ("[slots]\nmain = []", "slots.main", "a list of different ones is allowed"),
+    ("[slots]\nmain = [0, 0]", "slots.main", "found a list: a whole number or a list"),
+    ("[slots]\nmain = [0, -1]", "slots.main", "from 0 to 2147483647"),
+    ("[slots]\nmain = [0, true]", "slots.main", "from 0 to"),
+    ("[slots]\nmain = '0'", "slots.main", "a whole number"),
     ("[loop]\ntool_iterations = 0", "loop.tool_iterations", "found 0: 1 to"),
     ("[loop]\nrepeat_detection = 'on'", "loop.repeat_detection", "true or false"),
     ("[loop]\ntool_result_cap = 63", "loop.tool_result_cap", "64 to 4194304"),
@@ -193,8 +198,12 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, data: bytes, words: s
     assert words in refusal(tmp_path, data).why
 
 
+def test_several_slots_are_a_list(tmp_path: Path) -> None:
+    assert load(tmp_path, b"[slots]\nmain = [2, 0]\n").slots == (2, 0)
+
+
 def test_a_mark_at_the_beginning_and_dos_lines_are_taken(tmp_path: Path) -> None:
-    assert load(tmp_path, b"\xef\xbb\xbf[slots]\r\nmain = 1\r\n").slot == 1
+    assert load(tmp_path, b"\xef\xbb\xbf[slots]\r\nmain = 1\r\n").slots == (1,)
 
 
 def test_a_missing_file_and_a_folder_are_told(tmp_path: Path) -> None:

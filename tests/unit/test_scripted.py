@@ -130,7 +130,7 @@ def test_many_threads_get_each_step_once() -> None:
 
 
 def test_the_self_test_has_nothing_to_complain_of() -> None:
-    (check,) = ScriptedInference([Completion(content="a")]).self_test(REQUEST.baseline, 0)
+    (check,) = ScriptedInference([Completion(content="a")]).self_test(REQUEST.baseline, [0])
     assert (check.status, check.found) == ("ok", "1 answers, no model")
 
 

@@ -71,7 +71,7 @@ def test_a_loop_is_built_that_answers(build: Build) -> None:
     wired = build(SCRIPTED + "[store]\ndriver = 'memory'\n[slots]\nmain = 2\n[loop]\ntool_iterations = 3\n")
     assert isinstance(wired.loop.store, MemoryStore)
     assert wired.loop.turn("s", "hi").content == "hello"
-    assert (wired.loop.slot, wired.loop.limits.tool_iterations) == (2, 3)
+    assert (wired.loop.slots, wired.loop.limits.tool_iterations) == ((2,), 3)
     log = wired.loop.store.open(wired.loop.store.sessions()[0])
     assert log.baseline.system == "Be brief."
     assert log.baseline.tools == CORE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from boxmaker_core.baseline import Baseline
@@ -29,7 +29,7 @@ def self_test(
     settler: Settler,
     baseline: Baseline,
     *,
-    slot: int,
+    slots: Sequence[int],
     load_timeout: float,
 ) -> Iterator[Check]:
     """See `ports.SelfTesting`. Waits up to `load_timeout` seconds for a model that is being loaded."""
@@ -49,8 +49,8 @@ def self_test(
         return
     yield Check(name="access", status="ok", found=_identity(props))
     yield _context(props)
-    yield _slot(server, props, slot)
-    yield from template_checks(server, encode, settler, baseline, slot, props)
+    yield _slots(server, props, slots)
+    yield from template_checks(server, encode, settler, baseline, slots[0], props)
 
 
 def _failed(name: str, error: Trouble) -> Check:
@@ -100,7 +100,10 @@ def _context(props: dict[str, Any]) -> Check:
     return Check(name="context", status="ok", found=f"{context} tokens for each slot")
 
 
-def _slot(server: Server, props: dict[str, Any], slot: int) -> Check:
+def _slots(server: Server, props: dict[str, Any], slots: Sequence[int]) -> Check:
+    slot = max(slots)
+    listed = f"slot {slot}" if len(slots) == 1 else f"slots {', '.join(map(str, slots))}"
+    are = "is" if len(slots) == 1 else "are"
     total = whole(props.get("total_slots"))
     if total is not None and slot >= total:
         return Check(
@@ -115,9 +118,9 @@ def _slot(server: Server, props: dict[str, Any], slot: int) -> Check:
         return Check(
             name="slot",
             status="warn",
-            found=f"slot {slot} is there, but /slots answered {error.refusal}",
+            found=f"{listed} {are} there, but /slots answered {error.refusal}",
             remedy="start llama-server with --slots, or waiting for a busy slot cannot be told from silence",
         )
     except Trouble as error:
         return _failed("slot", error)
-    return Check(name="slot", status="ok", found=f"slot {slot} of {total}")
+    return Check(name="slot", status="ok", found=f"{listed} of {total}")

@@ -6,7 +6,7 @@ repeated, with the same bytes, and nothing of a failed attempt is kept (docs/inf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -104,14 +104,14 @@ class LlamaServer(Inference, SelfTesting, Settling):
                 failed = Again(Verdict.LOADING, f"{self.url} answered {error.refusal}")
                 self._wait(patience, failed, on_event or _ignore, cancel)
 
-    def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:
+    def self_test(self, baseline: Baseline, slots: Sequence[int]) -> Iterable[Check]:
         """See `ports.SelfTesting`."""
         return self_test(
             self._server,
             self._encode,
             self._settler,
             baseline,
-            slot=slot,
+            slots=slots,
             load_timeout=self._load_timeout,
         )
 

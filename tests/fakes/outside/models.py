@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from boxmaker_core import Baseline, Completion
@@ -39,8 +39,8 @@ class Parrot(Inference):
 class Doubting(Parrot):
     """Finds what it is told to find."""
 
-    def self_test(self, baseline: Baseline, slot: int) -> Iterable[Check]:
-        yield Check(name="mood", status="ok", found=f"{len(baseline.tools)} tools, slot {slot}")
+    def self_test(self, baseline: Baseline, slots: Sequence[int]) -> Iterable[Check]:
+        yield Check(name="mood", status="ok", found=f"{len(baseline.tools)} tools, slot {slots[0]}")
         if "raise" in self._options:
             raise RuntimeError("no\nmood")
         yield Check(name="mood", status=self._options["status"], found="so", remedy="a biscuit")

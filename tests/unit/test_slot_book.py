@@ -1,0 +1,60 @@
+"""Which slot a new session gets."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from boxmaker_core.messages import SessionId
+from boxmaker_core.slots import KEPT, SlotBook
+
+
+def name(number: int) -> SessionId:
+    return SessionId(f"s{number}")
+
+
+def test_new_sessions_spread_over_the_slots_the_first_of_equals_first() -> None:
+    book = SlotBook()
+    assert [book.choose(name(number), (3, 1)) for number in range(5)] == [3, 1, 3, 1, 3]
+
+
+def test_a_turn_that_runs_weighs_more_than_sessions_that_rest() -> None:
+    book = SlotBook()
+    for number in range(3):
+        with book.turn(name(number), 1):
+            pass
+    with ExitStack() as running:
+        running.enter_context(book.turn(name(10), 0))
+        assert book.choose(name(11), (0, 1)) == 1
+        running.enter_context(book.turn(name(12), 1))
+        assert book.choose(name(13), (0, 1)) == 0
+    assert book.choose(name(14), (0, 1)) == 0
+
+
+def test_old_sessions_count_on_the_slot_that_they_keep() -> None:
+    book = SlotBook()
+    with book.turn(name(1), 0):
+        pass
+    assert book.choose(name(2), (0, 1)) == 1
+    assert book.choose(name(3), (0, 1)) == 0
+
+
+def test_a_turn_that_raises_runs_no_more() -> None:
+    book = SlotBook()
+    try:
+        with book.turn(name(1), 0):
+            raise ValueError
+    except ValueError:
+        pass
+    with book.turn(name(2), 1):
+        assert book.choose(name(3), (1, 0)) == 0
+
+
+def test_the_oldest_sessions_are_forgotten() -> None:
+    book = SlotBook()
+    for number in range(KEPT):
+        with book.turn(name(number), 0):
+            pass
+    for number in range(KEPT, 2 * KEPT - 1):
+        with book.turn(name(number), 1):
+            pass
+    assert book.choose(name(-1), (0, 1)) == 0
