@@ -115,8 +115,8 @@ def of_turns(report: Report, scale: Scale) -> None:
         one = turns.measure(count, size, runs)
         found.append(one)
         head = (f"{one.records} records, {one.size / 1e6:.1f} MB", "ms", "median (lowest to highest)")
-        each = f"{one.completion * 1e3:.2f}"
-        report.rows(head, [*both(one.cost, one.ratio, 1e3), ("each further completion", each, "")])
+        each = ("each further completion", one.completion.times(1e3), "")
+        report.rows(head, [*both(one.cost, one.ratio, 1e3), each])
         if count == 10_000:
             report.goals.append(
                 Goal(name="a turn on 10,000 records", found=one.ratio["turn"].median, most=2.0)

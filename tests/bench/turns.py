@@ -49,6 +49,8 @@ class Instant(Inference):
     def __init__(self) -> None:
         self.calls = 0
         self.body = b""
+        self.answered: list[float] = []
+        """When each request of this turn was answered, in processor time."""
         self._encode: Callable[[Request], bytes] = encoder(thinking_cap=4096, sampling={"temperature": 0})
         self._number = 0
 
@@ -59,6 +61,7 @@ class Instant(Inference):
     def complete(self, request: Request, on_event: Callable[[ChatEvent], None], cancel: Cancel) -> Completion:
         del on_event, cancel
         self.body = self._encode(request)
+        self.answered.append(time.process_time())
         if not self.calls:
             return Completion(content=WORDS, usage=USAGE)
         self.calls -= 1
@@ -106,8 +109,8 @@ class Turn:
     size: int
     cost: dict[str, Figure]
     ratio: dict[str, Figure]
-    completion: float
-    """Seconds of each further completion of a turn."""
+    completion: Figure
+    """Seconds from one completion of a turn to the next, with a call and its result between them."""
 
 
 class Session:
@@ -126,6 +129,7 @@ class Session:
         self.lines = self._path.read_bytes().splitlines()
         self.size = self._path.stat().st_size
         self._home = home
+        self.further: list[float] = []
         self.turn(sync=False)
         self._body = json.loads(self._inference.body)
 
@@ -141,6 +145,7 @@ class Session:
         """Seconds of one turn with so many calls."""
         shutil.copyfile(self._kept, self._path)
         self._inference.calls = calls
+        self._inference.answered.clear()
         loop = Loop(
             inference=self._inference,
             store=JsonlStore(self._home, sync=sync),
@@ -152,7 +157,11 @@ class Session:
         clock = time.perf_counter if sync else time.process_time
         begun = clock()
         loop.turn(SESSION, "hi", resume=True)
-        return clock() - begun
+        taken = clock() - begun
+        if calls:
+            first, *_, last = self._inference.answered
+            self.further.append((last - first) / calls)
+        return taken
 
 
 def measure(count: int, size: int, runs: int) -> Turn:
@@ -169,5 +178,5 @@ def measure(count: int, size: int, runs: int) -> Turn:
             },
             "floor",
         )
-    more = (cost["long turn"].median - cost["turn"].median) / (ITERATIONS - 1)
-    return Turn(records=len(session.lines), size=session.size, cost=cost, ratio=ratio, completion=more)
+    further = Figure.of(session.further)
+    return Turn(records=len(session.lines), size=session.size, cost=cost, ratio=ratio, completion=further)
