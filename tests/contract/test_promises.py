@@ -35,6 +35,7 @@ from strategies import texts
 
 from boxmaker_adapters.channel_server import ChannelServer
 from boxmaker_core import Failed, Limits, Result
+from boxmaker_core.baseline import Form
 from boxmaker_core.records import DataClass
 
 # What a model says: short texts, now and then long ones; halves of surrogate pairs as well.
@@ -137,6 +138,7 @@ limits = st.builds(
     repeat_detection=st.booleans(),
     tool_result_cap=st.sampled_from([64, 500, 4096]),
 )
+forms = st.sampled_from(Form)
 harms = st.integers(0, 8)
 shares = st.floats(0, 0.99)
 which = st.sampled_from([0, 0, 0, 1, 2])
@@ -186,12 +188,12 @@ class Lives(RuleBasedStateMachine):
         finally:
             shutil.rmtree(self.folder)
 
-    @initialize(context=st.sampled_from([3_000, 12_000, 10**6]), limits=limits)
-    def begin(self, context: int, limits: Limits) -> None:
+    @initialize(context=st.sampled_from([3_000, 12_000, 10**6]), limits=limits, form=forms)
+    def begin(self, context: int, limits: Limits, form: Form) -> None:
         self.world = STAGE.world = World(
             self.folder / "home", STAGE.server, context=context, socket=STAGE.socket, dead_url=STAGE.dead_url
         )
-        self.world.start(limits)
+        self.world.start(limits, form)
 
     def track(self, which: int) -> Track:
         return self.world.tracks[which]
@@ -293,9 +295,9 @@ class Lives(RuleBasedStateMachine):
     def unspeakable(self, which: int, text: str) -> None:
         self.world.refuses(self.track(which), text)
 
-    @rule(limits=limits)
-    def restart(self, limits: Limits) -> None:
-        self.world.start(limits)
+    @rule(limits=limits, form=forms)
+    def restart(self, limits: Limits, form: Form) -> None:
+        self.world.start(limits, form)
 
     @rule()
     def server_loses_its_cache(self) -> None:

@@ -459,7 +459,10 @@ def _read_request(connection: socket.socket) -> Got | None:
         while line := stream.readline().decode("latin-1").strip():
             name, _, value = line.partition(":")
             headers[name.strip().lower()] = value.strip()
-        raw = stream.read(int(headers.get("content-length", "0")))
+        length = int(headers.get("content-length", "0"))
+        raw = stream.read(length)
+    if len(raw) < length:  # whoever asked has left
+        return None
     try:
         body = json.loads(raw) if raw else None
     except ValueError:

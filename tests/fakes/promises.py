@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import define, field
-from fakes.sim_llama import Say, Seen, call_as_kept, joined
+from fakes.sim_llama import CALL, Say, Seen, call_as_kept, joined
 
 from boxmaker_core import Failed, Result, ToolRequest, records
 from boxmaker_core.limits import cut, safe_text
@@ -82,6 +82,10 @@ def check_sent(sent: list[Any], log: Sequence[LogRecord]) -> None:
                 assert message == {"role": "user", "content": record.content}
             case records.Assistant():
                 message = next(messages)
+                if record.raw is not None:
+                    assert message == {"role": "assistant", "content": record.raw}
+                    check_raw(record)
+                    continue
                 calls = [call["function"] for call in message.pop("tool_calls", ())]
                 wanted = {"role": "assistant", "content": record.content or ""}
                 if record.reasoning_content is not None:
@@ -98,6 +102,15 @@ def check_sent(sent: list[Any], log: Sequence[LogRecord]) -> None:
             case _:
                 pass
     assert list(messages) == []
+
+
+def check_raw(record: records.Assistant) -> None:
+    """It says what the fields say, in the words of the simulated server's template; line feeds between its
+    parts are told by their number alone."""
+    calls = "".join(f"{CALL}{call.name}{call.arguments}" for call in record.tool_calls)
+    wanted = f"{record.reasoning_content or ''}{record.content or ''}{calls}"
+    assert record.raw is not None
+    assert record.raw.replace("\n", "") == wanted.replace("\n", "")
 
 
 def check_answers(track: Track, log: Sequence[LogRecord]) -> None:

@@ -21,6 +21,8 @@ from boxmaker_core.messages import ToolCall
 
 CHAT = "/v1/chat/completions"
 COUNT = "/v1/chat/completions/input_tokens"
+CALL = "<|call|>"
+"""What the template writes before a call; as many letters as tokens are counted for one, beside its texts."""
 DONE = "done"
 LOADING_ANSWERS = 3
 
@@ -130,7 +132,7 @@ def render(body: Any) -> bytes:
             message.get("content") or "",
         ]
         for call in message.get("tool_calls", ()):
-            parts += ["<call>", call["function"]["name"], call["function"]["arguments"]]
+            parts += [CALL, call["function"]["name"], call["function"]["arguments"]]
         parts.append("\n")
     return "".join(parts).encode(errors="replace")
 
@@ -152,6 +154,10 @@ class SimLlama:
         server.requests.clear()
         server.otherwise = self._chat
         server.answers[COUNT] = lambda body: self._unless_blind({"input_tokens": len(render(body))})
+        server.answers["/apply-template"] = lambda body: json_reply(
+            {"prompt": render(body).decode() + "<assistant>"}
+        )
+        server.answers["/tokenize"] = lambda body: json_reply({"tokens": [0] * _tokens(body["content"])})
         server.answers["/props"] = lambda _: self._unless_blind(
             {"default_generation_settings": {"n_ctx": context}, "total_slots": 8}
         )
@@ -232,7 +238,7 @@ def _deltas(say: Say) -> Iterator[tuple[Any, int]]:
         entry: dict[str, Any] = {"index": index, "type": "function", "function": function}
         if call.id is not None:
             entry["id"] = call.id
-        yield {"tool_calls": [entry]}, _tokens(call.name or "") + 8
+        yield {"tool_calls": [entry]}, _tokens(call.name or "") + len(CALL)
         arguments = call.arguments
         for part in _pieces(arguments, say.letters) if isinstance(arguments, str) else [arguments]:
             tokens = _tokens(part if isinstance(part, str) else json.dumps(part))
@@ -272,7 +278,7 @@ def objections(body: Any) -> list[str]:
         if None in message.values() or not isinstance(content, str):
             found.append(f"a null in {message}")
         if role == "tool":
-            if not awaited or message["tool_call_id"] != awaited.pop(0):
+            if not awaited or awaited.pop(0) not in ("", message["tool_call_id"]):
                 found.append(f"no call awaits {message}")
             continue
         if awaited:
@@ -283,7 +289,9 @@ def objections(body: Any) -> list[str]:
             if before["role"] not in ("user", "tool"):
                 found.append("an assistant follows an assistant")
             awaited = [call["id"] for call in message.get("tool_calls", ())]
-            if len(set(awaited)) < len(awaited) or "" in awaited:
+            if not awaited and isinstance(content, str):
+                awaited = [""] * content.count(CALL)  # the model's own text, which has no ids
+            elif len(set(awaited)) < len(awaited) or "" in awaited:
                 found.append(f"ids that tell no calls apart: {awaited}")
             found += [
                 f"arguments that no template can read: {call['function']['arguments']!r}"

@@ -54,6 +54,7 @@ from boxmaker_core import (
     events,
     records,
 )
+from boxmaker_core.baseline import Form
 from boxmaker_core.loop import Answer
 from boxmaker_core.ports import Request
 from boxmaker_core.records import LogRecord, SessionId
@@ -145,8 +146,9 @@ class World:
 
     # A process
 
-    def start(self, limits: Limits) -> None:
-        """A new process: nothing of the old one's memory is left. Its configuration was edited meanwhile."""
+    def start(self, limits: Limits, form: Form = Form.FIELDS) -> None:
+        """A new process: nothing of the old one's memory is left. Its configuration was edited meanwhile, and
+        sessions that it starts are of the `form`."""
         self._starts += 1
         self._now.now += timedelta(days=1)
         system = f"Be brief. This is edition {self._starts}."
@@ -159,7 +161,7 @@ class World:
             store=self.store,
             tools=self.tools,
             registry=Registry(schemas),
-            baseline=lambda: assemble(system, CORE),
+            baseline=lambda: evolve(assemble(system, CORE), form=form),
             clock=self._now,
             limits=limits,
         )
