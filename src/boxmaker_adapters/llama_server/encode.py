@@ -21,7 +21,6 @@ from boxmaker_core.messages import ToolSchema, short
 from boxmaker_core.ports import Request
 from boxmaker_core.records import LogRecord
 
-from .history import BRIDGE as BRIDGE
 from .history import History
 
 Message = dict[str, Any]

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from boxmaker_core.baseline import Form
 from boxmaker_core.messages import ToolCall, ToolSchema
 
-from .encode import BRIDGE
+from .history import BRIDGE
 from .verbatim import ASK, Message, Refuses, Render, Spoken, Wording, fields, results, texts, wording
 
 Tokens = Callable[[str], Sequence[int]]
