@@ -31,35 +31,28 @@ class BaselineSource:
     config: Config
     inference: Inference
     clock: Clock
-    _within: set[str] = field(factory=set, init=False)
-    _wanted: dict[str, Baseline] = field(factory=dict, init=False)
+    _counted: dict[str, Baseline] = field(factory=dict, init=False)
+    """Those within the budget, as they were settled, by the hash of what they were settled from."""
 
     def __call__(self) -> Baseline:
         """Raises BaselineError, and InferenceError for a new baseline that the server cannot count.
 
-        One that was counted before passes without the server: the completion that follows waits for a
-        server that is only loading, and says what is wrong with another.
+        One that was counted before passes without the server, settled as it was then: the completion that
+        follows waits for a server that is only loading, and says what is wrong with another.
         """
-        baseline = self._settled(self.assemble())
+        baseline = self.assemble()
         try:
             self.check(baseline)
         except InferenceError:
-            if baseline.sha256 not in self._within:
+            if baseline.sha256 not in self._counted:
                 raise
-        return baseline
+        return self._counted[baseline.sha256]
 
     def _settled(self, baseline: Baseline) -> Baseline:
-        """As the driver wants it for the server at hand; as it wanted it before if that is away now."""
+        """As the driver wants it for the server at hand. Raises InferenceError."""
         if not callable(getattr(type(self.inference), "settle", None)):
             return baseline
-        try:
-            settled = cast(Settling, self.inference).settle(baseline)
-        except InferenceError:
-            if baseline.sha256 not in self._wanted:
-                raise
-            return self._wanted[baseline.sha256]
-        self._wanted = {baseline.sha256: settled}
-        return settled
+        return cast(Settling, self.inference).settle(baseline)
 
     def assemble(self) -> Baseline:
         """From the system text, ``<home>/memory/core.md`` and the template's arguments in the configuration,
@@ -79,8 +72,12 @@ class BaselineSource:
         return self.config.home / "memory" / "core.md"
 
     def check(self, baseline: Baseline) -> int | None:
-        """Its tokens; None if the server cannot tell. Raises BaselineError over budget, InferenceError."""
-        tokens = self.inference.count(self._request(baseline))
+        """The tokens of an assembled baseline, once it is settled; None if the server cannot tell.
+
+        Raises BaselineError over budget, InferenceError.
+        """
+        settled = self._settled(baseline)
+        tokens = self.inference.count(self._request(settled))
         budget = self.config.baseline.token_budget
         if tokens is not None and tokens > budget:
             raise BaselineError(
@@ -88,17 +85,21 @@ class BaselineSource:
                 f" {printable(self.config.baseline.system)} or {printable(self.core_file)},"
                 " or raise [baseline] token_budget"
             )
-        self._within.add(baseline.sha256)
+        self._counted[baseline.sha256] = settled
         return tokens
 
     def _request(self, baseline: Baseline) -> Request:
         """The smallest request there is: a conversation of one short message."""
         time = self.clock()
         start = records.SessionStart(
-            time=time, session=SessionId("x"), epoch=0, slot=self.config.slots[0], baseline=baseline.sha256
+            time=time,
+            session=SessionId("x"),
+            epoch=0,
+            slot=self.config.slots.main[0],
+            baseline=baseline.sha256,
         )
         user = records.User(time=time, content="x")
-        return Request(baseline=baseline, records=(start, user), slot=self.config.slots[0])
+        return Request(baseline=baseline, records=(start, user), slot=self.config.slots.main[0])
 
 
 def _read_text(path: Path, what: str) -> str | None:

@@ -57,6 +57,17 @@ class ToolsConfig:
 
 
 @frozen(kw_only=True)
+class SlotsConfig:
+    """``main`` are for new sessions. ``save`` says whether their states are saved; ``save_folder`` is the
+    server's folder for that, None if it cannot be seen from here; ``save_budget`` is in bytes."""
+
+    main: tuple[int, ...]
+    save: bool
+    save_folder: Path | None
+    save_budget: int
+
+
+@frozen(kw_only=True)
 class BaselineConfig:
     """``token_budget`` is the most tokens that a request with an empty conversation may have."""
 
@@ -74,7 +85,7 @@ class Config:
     inference: InferenceConfig
     store: StoreConfig
     tools: ToolsConfig
-    slots: tuple[int, ...]
+    slots: SlotsConfig
     limits: Limits
     baseline: BaselineConfig
 
@@ -137,8 +148,13 @@ def _tools(table: Table) -> ToolsConfig:
     return tools
 
 
-def _slots(table: Table) -> tuple[int, ...]:
-    slots = table.wholes("main", 0, least=0)
+def _slots(table: Table) -> SlotsConfig:
+    slots = SlotsConfig(
+        main=table.wholes("main", 0, least=0),
+        save=table.flag("save", False),
+        save_folder=table.path("save_folder", None),
+        save_budget=table.whole("save_budget", 8192, least=1) * 1024 * 1024,
+    )
     table.done()
     return slots
 

@@ -168,7 +168,7 @@ def _driver_checks(wired: wiring.Wired, baseline: Baseline) -> Iterator[Check]:
     if not callable(getattr(type(wired.inference), "self_test", None)):
         return
     try:
-        yield from cast(SelfTesting, wired.inference).self_test(baseline, wired.config.slots)
+        yield from cast(SelfTesting, wired.inference).self_test(baseline, wired.config.slots.main)
     except Exception as error:
         yield _broken_driver("inference", "inference", error)
 

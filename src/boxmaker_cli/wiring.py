@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from boxmaker_core.baseline import dump
 from boxmaker_core.errors import ToolsRefused
@@ -27,6 +27,7 @@ from boxmaker_core.tools import CLOCK, Registry, ToolRequest, ToolResponse
 from . import factories
 from .baselines import BaselineSource
 from .config import Config, check_keys
+from .table import printable
 
 
 @define(kw_only=True, eq=False)
@@ -68,7 +69,7 @@ def build(config: Config) -> Wired:
             baseline=baselines,
             clock=now,
             limits=config.limits,
-            slots=config.slots,
+            slots=config.slots.main,
         )
         return Wired(config=config, loop=loop, baselines=baselines, needed=needed, closers=closers.pop_all())
 
@@ -93,7 +94,10 @@ def _inference(config: Config, closers: ExitStack, needed: list[int]) -> Inferen
     match section.driver:
         case "llama_server":
             check_keys(config, "inference.options", section.options, [])
-            return _llama_server(config, section.url, section.api_key)
+            folder = config.slots.save_folder
+            if folder is not None and not folder.is_dir():
+                raise config.error("slots.save_folder", f"there is no folder {printable(folder)}")
+            return _llama_server(config, section.url, section.api_key, folder, closers)
         case "embedded":
             return _embedded(config, closers, needed)
         case "scripted":
@@ -104,43 +108,61 @@ def _inference(config: Config, closers: ExitStack, needed: list[int]) -> Inferen
             return cast(Inference, made)
 
 
-def _llama_server(config: Config, url: str, api_key: str | None) -> Inference:
+def _llama_server(
+    config: Config, url: str, api_key: str | None, states: Path | None, closers: ExitStack
+) -> Inference:
     from boxmaker_adapters.llama_server.client import LlamaServer
+    from boxmaker_adapters.llama_server.saves import Saving
 
-    section = config.inference
+    section, slots = config.inference, config.slots
     try:
-        return LlamaServer(
+        made = LlamaServer(
             url,
             api_key=api_key,
             thinking_cap=section.thinking_cap,
             load_timeout=section.load_timeout,
             idle_timeout=section.idle_timeout,
             sampling=section.sampling,
+            saving=Saving(folder=states, budget=slots.save_budget) if slots.save else None,
         )
     except ValueError as error:
         raise config.error("inference", factories.one_line(error)) from None
+    closers.callback(made.close)
+    return made
 
 
 def _embedded(config: Config, closers: ExitStack, needed: list[int]) -> Inference:
     from boxmaker_adapters import embedded_llama
 
-    section = config.inference
+    section, slots = config.inference, max(config.slots.main) + 1
+    states = _states(config) if config.slots.save else None
     try:
-        options = embedded_llama.EngineOptions.read(
-            {"slots": max(config.slots) + 1, **section.options}, config.file.parent
-        )
-        if options.slots <= max(config.slots):
+        options = embedded_llama.EngineOptions.read({"slots": slots, **section.options}, config.file.parent)
+        if options.slots < slots:
             raise embedded_llama.EngineError(
-                "slots", f"found {options.slots}, but [slots] main names slot {max(config.slots)}: set more"
+                "slots", f"found {options.slots}, but [slots] main names slot {slots - 1}: set more"
             )
-        engine = embedded_llama.start(options, timeout=section.load_timeout)
+        engine = embedded_llama.start(evolve(options, states=states), timeout=section.load_timeout)
     except embedded_llama.EngineError as error:
         key = f"inference.options.{error.key}" if error.key else "inference.driver"
         raise config.error(key, error.why) from None
     closers.callback(engine.close)
     needed.append(engine.watch())
     closers.callback(os.close, needed[-1])
-    return _llama_server(config, engine.url, engine.api_key)
+    return _llama_server(config, engine.url, engine.api_key, states, closers)
+
+
+def _states(config: Config) -> Path:
+    """The folder for the embedded engine's saved slots, made if there is none."""
+    if config.slots.save_folder is not None:
+        raise config.error("slots.save_folder", "the embedded engine saves in the home: take it out")
+    folder = config.home / "slots"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise config.error("slots.save", f"{printable(folder)} cannot be made: {error.strerror}") from None
+    return folder
 
 
 def _scripted(config: Config) -> Inference:

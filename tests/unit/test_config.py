@@ -41,7 +41,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert found.inference.options == {}
     assert (found.store.driver, found.store.sync) == ("jsonl", True)
     assert found.tools.driver == "fake"
-    assert found.slots == (0,)
+    assert found.slots.main == (0,)
     assert found.limits == Limits(tool_iterations=8, repeat_detection=True, tool_result_cap=16384)
     assert found.baseline.system == tmp_path / "system.md"
     assert found.baseline.token_budget == 3000
@@ -102,7 +102,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert set(found.inference.options) == {"anything"}
     assert (found.store.driver, found.store.sync, found.store.options) == ("memory", False, {"a": 1})
     assert (found.tools.driver, found.tools.options) == ("my.tools:make", {"b": True})
-    assert found.slots == (3,)
+    assert found.slots.main == (3,)
     assert found.limits == Limits(tool_iterations=1, repeat_detection=False, tool_result_cap=64)
     assert found.baseline.system == tmp_path / "texts" / "me.md"
     assert found.baseline.token_budget == 1
@@ -199,11 +199,11 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, data: bytes, words: s
 
 
 def test_several_slots_are_a_list(tmp_path: Path) -> None:
-    assert load(tmp_path, b"[slots]\nmain = [2, 0]\n").slots == (2, 0)
+    assert load(tmp_path, b"[slots]\nmain = [2, 0]\n").slots.main == (2, 0)
 
 
 def test_a_mark_at_the_beginning_and_dos_lines_are_taken(tmp_path: Path) -> None:
-    assert load(tmp_path, b"\xef\xbb\xbf[slots]\r\nmain = 1\r\n").slots == (1,)
+    assert load(tmp_path, b"\xef\xbb\xbf[slots]\r\nmain = 1\r\n").slots.main == (1,)
 
 
 def test_a_missing_file_and_a_folder_are_told(tmp_path: Path) -> None:

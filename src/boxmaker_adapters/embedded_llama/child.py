@@ -68,6 +68,9 @@ def _server(parameters: Mapping[str, Any]) -> Any:
     params.cpuparams.n_threads = parameters["threads"]
     params.cpuparams_batch.n_threads = parameters["threads"]
     params.warmup = False
+    if parameters["states"] is not None:
+        os.umask(0o077)  # a state has the conversation in it
+        params.slot_save_path = parameters["states"] + "/"
     return xllamacpp.Server(params)
 
 

@@ -72,6 +72,7 @@ def start(options: EngineOptions, *, timeout: float = 300.0) -> Engine:
         "slots": options.slots,
         "threads": options.threads or spare_threads(),
         "chat_template": template_text(options),
+        "states": None if options.states is None else str(options.states),
         "thinking": options.model is not None or options.chat_template is not None,
         "api_key": key,
     }

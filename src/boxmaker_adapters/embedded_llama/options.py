@@ -33,7 +33,7 @@ class EngineOptions:
     """``context`` is tokens of each slot. Without ``model``, the small one that `SMALL_MODEL` carries.
 
     Without ``chat_template``, a given model speaks by its own, and the small one, whose own knows no tools,
-    by ``data/chatml-tools.jinja``.
+    by ``data/chatml-tools.jinja``. ``states`` is the folder for saved slots; None: none are saved.
     """
 
     model: Path | None = None
@@ -41,6 +41,7 @@ class EngineOptions:
     slots: int = 1
     threads: int | None = None
     chat_template: Path | None = None
+    states: Path | None = None
 
     @classmethod
     def read(cls, options: Mapping[str, object], folder: Path) -> EngineOptions:

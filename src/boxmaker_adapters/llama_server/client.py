@@ -24,6 +24,7 @@ from .encode import encoder
 from .failures import Again, Verdict
 from .patience import Patience
 from .residents import Residents, answered
+from .saves import Saves, Saving
 from .server import Refused, server
 from .settling import CannotRender, Settler
 from .sizes import Sizes
@@ -39,8 +40,8 @@ class LlamaServer(Inference, SelfTesting, Settling):
 
     `thinking_cap` is in tokens, 0 for no thinking; times are in seconds: `load_timeout` for a model that
     is being loaded, `idle_timeout` for silence, `connect_timeout` for a connection, `poll_interval`
-    between looks at a slot. `sampling` goes into every request as it is. Raises ValueError for what
-    cannot be used.
+    between looks at a slot. `sampling` goes into every request as it is. With `saving` the slots' states are
+    kept on disk; `close` it then. Raises ValueError for what cannot be used.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class LlamaServer(Inference, SelfTesting, Settling):
         connect_timeout: float = 5.0,
         poll_interval: float = 1.5,
         sampling: Mapping[str, Any] = {},
+        saving: Saving | None = None,
     ) -> None:
         if thinking_cap < 0:
             raise ValueError(f"thinking_cap {thinking_cap} must be 0 or more: without one a turn may not end")
@@ -78,6 +80,7 @@ class LlamaServer(Inference, SelfTesting, Settling):
         self._settler = Settler(self._server, sampling=sampling, thinks=thinking_cap > 0)
         self._gate = SlotGate()
         self._residents = Residents()
+        self._saves = None if saving is None else Saves(self._server, saving)
 
     @property
     def url(self) -> str:
@@ -106,7 +109,7 @@ class LlamaServer(Inference, SelfTesting, Settling):
 
     def self_test(self, baseline: Baseline, slots: Sequence[int]) -> Iterable[Check]:
         """See `ports.SelfTesting`."""
-        return self_test(
+        yield from self_test(
             self._server,
             self._encode,
             self._settler,
@@ -114,6 +117,8 @@ class LlamaServer(Inference, SelfTesting, Settling):
             slots=slots,
             load_timeout=self._load_timeout,
         )
+        if self._saves is not None:
+            yield self._saves.check()
 
     def settle(self, baseline: Baseline) -> Baseline:
         """See `ports.Settling`. A server that cannot render is served in fields."""
@@ -127,14 +132,16 @@ class LlamaServer(Inference, SelfTesting, Settling):
         """See `ports.Inference`."""
         body = self._encode(request)
         self._sizes.check_slot(request.slot, cancel)
-        with self._gate.hold(request.slot, on_event, cancel):
+        with self._gate.hold(request.slot, on_event, cancel) as ticket:
             completion = self._ask(body, request, on_event, cancel)
+            if self._saves is not None and not completion.tool_calls:  # the turn is over
+                ticket.handed_over = self._saves.later(request, ticket.release)
         return self._with_raw(request.baseline, completion, cancel)
 
     def _ask(self, body: bytes, request: Request, on_event: OnEvent, cancel: Cancel) -> Completion:
         patience = Patience(load_timeout=self._load_timeout)
         while True:
-            self._enter(request, cancel)
+            restored = self._enter(request, cancel)
             try:
                 completion = self._attempt(body, request.slot, on_event, cancel)
             except Again as failed:
@@ -142,7 +149,14 @@ class LlamaServer(Inference, SelfTesting, Settling):
                 self._wait(patience, failed, on_event, cancel)
             else:
                 self._residents.leave(request, completion.usage)
+                if restored is not None and self._saves is not None:
+                    self._saves.judge(restored, completion.usage.cache_n)
                 return completion
+
+    def close(self) -> None:
+        """Finish what runs in the background, within seconds; no request may follow."""
+        if self._saves is not None:
+            self._saves.close()
 
     def _with_raw(self, baseline: Baseline, completion: Completion, cancel: Cancel) -> Completion:
         """In a session of the verbatim form, with the model's own text if that can be told."""
@@ -153,12 +167,16 @@ class LlamaServer(Inference, SelfTesting, Settling):
         except (InferenceError, ShuttingDown):
             return completion  # which is whole without it
 
-    def _enter(self, request: Request, cancel: Cancel) -> None:
-        """Note what the slot holds before the request changes that; whatever becomes of the request, it may
-        have changed it."""
+    def _enter(self, request: Request, cancel: Cancel) -> int | None:
+        """Note what the slot holds before the request changes that, whatever becomes of it; bring back what a
+        cold slot has lost. The tokens that were brought back, None for none."""
         seen = see(self._server, request.slot, cancel) if answered(request) else None
-        self._residents.enter(request, seen)
+        before = self._residents.enter(request, seen)
+        restored = None if self._saves is None else self._saves.restore(request, before, cancel)
+        if restored is not None:
+            self._residents.restored(request, restored)
         self._residents.leave(request, Usage())
+        return restored
 
     @staticmethod
     def _wait(patience: Patience, failed: Again, on_event: OnEvent, cancel: Cancel) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from typing import TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from boxmaker_core import records
 from boxmaker_core.messages import SessionId, Usage
@@ -34,11 +34,13 @@ class Stay:
 @frozen(kw_only=True)
 class Before:
     """What was known of a slot just before a request of a session: ``seen`` is what the server said, ``last``
-    who of this process used it last. ``own`` is this session's own last stay, on whatever slot."""
+    who of this process used it last. ``own`` is this session's own last stay, on whatever slot. ``restored``
+    is how many tokens of a saved state were then brought back into it, None for none."""
 
     seen: SlotSeen | None
     last: Stay | None
     own: Stay | None
+    restored: int | None = None
 
 
 @define(eq=False)
@@ -50,12 +52,19 @@ class Residents:
     _before: OrderedDict[SessionId, Before] = field(factory=OrderedDict, init=False)
     _guard: threading.Lock = field(factory=threading.Lock, init=False)
 
-    def enter(self, request: Request, seen: SlotSeen | None) -> None:
+    def enter(self, request: Request, seen: SlotSeen | None) -> Before:
         """A request of a session is about to be sent."""
         name = session_of(request)
         with self._guard:
             before = Before(seen=seen, last=self._last.get(request.slot), own=self._own.get(name))
             _keep(self._before, name, before)
+            return before
+
+    def restored(self, request: Request, tokens: int) -> None:
+        """A saved state has been brought back before the request."""
+        name = session_of(request)
+        with self._guard:
+            _keep(self._before, name, evolve(self._before[name], restored=tokens))
 
     def leave(self, request: Request, usage: Usage) -> None:
         """It has been sent; `usage` is what was told of it, if anything."""

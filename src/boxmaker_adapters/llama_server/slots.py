@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from attrs import frozen
+from attrs import define, frozen
 
 from boxmaker_adapters.json_bounds import too_many_values
 from boxmaker_core.errors import InferenceError, ShuttingDown
@@ -31,20 +31,33 @@ SEE_SECONDS = 2.0
 """A look at a slot must not hold up a turn; a server that is that busy is asked in vain."""
 
 
+@define(eq=False)
+class Ticket:
+    """A place in the line for a slot. Whoever it is ``handed_over`` to has to `release` it."""
+
+    _gate: SlotGate
+    slot: int
+    handed_over: bool = False
+
+    def release(self) -> None:
+        self._gate.leave(self)
+
+
 class SlotGate:
     """Lets one request at a time through to each slot, first come, first served."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._lines: dict[int, deque[object]] = {}
+        self._lines: dict[int, deque[Ticket]] = {}
 
     @contextmanager
-    def hold(self, slot: int, on_event: Callable[[ChatEvent], None], cancel: Cancel) -> Iterator[None]:
-        """Wait for `slot`'s turn, telling how many are ahead, again when that changes.
+    def hold(self, slot: int, on_event: Callable[[ChatEvent], None], cancel: Cancel) -> Iterator[Ticket]:
+        """Wait for `slot`'s turn, telling how many are ahead, again when that changes; then keep it as long
+        as this lasts, or longer, if the ticket is handed over.
 
         Raises ShuttingDown once `cancel` is set.
         """
-        ticket = object()
+        ticket = Ticket(self, slot)
         with self._changed:
             line = self._lines.setdefault(slot, deque())
             line.append(ticket)
@@ -63,13 +76,19 @@ class SlotGate:
                 if ahead != told:
                     on_event(Queued(ahead=ahead))
                     told = ahead
-            yield
+            yield ticket
         finally:
-            with self._changed:
-                line.remove(ticket)
-                if not line:
-                    self._lines.pop(slot, None)
-                self._changed.notify_all()
+            if not ticket.handed_over:
+                ticket.release()
+
+    def leave(self, ticket: Ticket) -> None:
+        """Let the next one through."""
+        with self._changed:
+            line = self._lines[ticket.slot]
+            line.remove(ticket)
+            if not line:
+                del self._lines[ticket.slot]
+            self._changed.notify_all()
 
 
 class Slot(enum.Enum):

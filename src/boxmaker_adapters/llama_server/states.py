@@ -1,0 +1,108 @@
+"""A folder of saved slot states: their names, which are whole, which go to keep within a budget.
+
+The server writes the files, and may die of being told to restore half a one. So a state has its final name,
+with its size in it, only once it is whole and on disk, and is good only while it has that size
+(docs/prompt-cache.md, "Saving slots").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from boxmaker_core.messages import SessionId
+
+_NAME = re.compile(r"([a-z0-9][a-z0-9_-]{0,63}\.[0-9a-f]{16})(?:\.([0-9]{1,19})\.slot|\.part)")
+
+
+class NotKept(Exception):
+    """A state that was just saved is not there now; the text says why."""
+
+
+@frozen(kw_only=True)
+class State:
+    """A saved state: its file's name in the folder, what that begins with, its bytes, and when it was last
+    used. ``whole``: it has all its bytes."""
+
+    name: str
+    key: str
+    size: int
+    used: float
+    whole: bool
+
+
+def state_key(session: SessionId, model: object) -> str:
+    """What the names of a session's states on a model begin with; `model` is all that is known of it."""
+    told = json.dumps(model, sort_keys=True).encode()
+    return f"{session}.{hashlib.sha256(told).hexdigest()[:16]}"
+
+
+def surplus(states: Sequence[State], budget: int) -> list[State]:
+    """Which states go so that the others are within `budget`: the least recently used first."""
+    left = sum(state.size for state in states)
+    gone = []
+    for state in sorted(states, key=lambda state: state.used):
+        if left <= budget:
+            break
+        left -= state.size
+        gone.append(state)
+    return gone
+
+
+def states(folder: Path) -> list[State]:
+    """The states in a folder; what has another name or is no plain file is nobody's business here."""
+    found = []
+    for path in folder.iterdir():
+        name = _NAME.fullmatch(path.name)
+        status = path.lstat() if name else None
+        if name and status and stat.S_ISREG(status.st_mode):
+            size = status.st_size
+            found.append(
+                State(
+                    name=path.name,
+                    key=name[1],
+                    size=size,
+                    used=status.st_mtime,
+                    whole=name[2] == str(size),
+                )
+            )
+    return found
+
+
+def part_name(key: str) -> str:
+    """The name under which the server writes a state."""
+    return f"{key}.part"
+
+
+def find(folder: Path, key: str) -> str | None:
+    """The name of the newest whole state; None if there is none. Raises OSError."""
+    found = [state for state in states(folder) if state.key == key and state.whole]
+    return max(found, key=lambda state: state.used).name if found else None
+
+
+def keep(folder: Path, key: str, written: int | None, budget: int) -> None:
+    """Give the state that the server has just written, of `written` bytes, its final name, and make room for
+    it. Raises NotKept, OSError."""
+    part = folder / part_name(key)
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+        size = os.fstat(file.fileno()).st_size
+    if size != written:
+        part.unlink()
+        raise NotKept(f"{part} has {size} bytes where the server wrote {written}: it was removed")
+    name = f"{key}.{size}.slot"
+    part.rename(folder / name)
+    for state in states(folder):
+        if state.key == key and state.name != name:
+            (folder / state.name).unlink(missing_ok=True)
+    for state in surplus(states(folder), budget):
+        (folder / state.name).unlink(missing_ok=True)
+        if state.name == name:
+            raise NotKept(f"a state of {size} bytes is over [slots] save_budget by itself: it was removed")

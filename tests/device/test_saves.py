@@ -1,0 +1,171 @@
+"""Slots saved on disk by a real server: what a restart costs with and without, and what never is restored."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes.daemon import Daemon, environment
+from fakes.llama_process import PATIENCE, LlamaProcess
+from fakes.real_engine import data
+
+from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
+from boxmaker_adapters.jsonl_store import JsonlStore
+from boxmaker_adapters.llama_server.client import LlamaServer
+from boxmaker_adapters.llama_server.saves import Saving, states
+from boxmaker_adapters.scripted import FakeClock
+from boxmaker_core import CORE, Loop, Registry, SessionId, assemble
+from boxmaker_core.accounts import Account, accounts
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "states"
+    made.mkdir()
+    return made
+
+
+def server(folder: Path, **parameters: object) -> LlamaProcess:
+    return LlamaProcess(slot_save_path=f"{folder}/", **parameters)
+
+
+class Talk:
+    """A session's turns, each through a driver of its own, whose saves are done when the turn is."""
+
+    def __init__(self, engine: LlamaProcess, home: Path, folder: Path, budget: int = 1024 * MIB) -> None:
+        self.engine, self.home = engine, home
+        self.saving = Saving(folder=folder, budget=budget)
+
+    def turn(self, session: str = "s1") -> Account:
+        clock = FakeClock()
+        driver = LlamaServer(
+            self.engine.url, sampling={"temperature": 0, "max_tokens": 60}, saving=self.saving
+        )
+        loop = Loop(
+            inference=driver,
+            store=JsonlStore(self.home, sync=False),
+            tools=FakeTools(clock),
+            registry=Registry(SCHEMAS),
+            baseline=lambda: assemble(data("system-tiny.md"), CORE),
+            clock=clock,
+        )
+        resume = (self.home / "sessions" / session).exists()
+        try:
+            loop.turn(session, "hi", resume=resume)
+        finally:
+            driver.close()
+        return accounts(JsonlStore(self.home).read(SessionId(session)).records)[-1]
+
+
+def test_a_server_that_was_killed_has_all_but_the_tail_again(folder: Path, tmp_path: Path) -> None:
+    with server(folder) as engine:
+        talk = Talk(engine, tmp_path / "home", folder)
+        first = talk.turn()
+        assert [state.name.split(".")[0] for state in states(folder)] == ["s1"]
+        engine.kill()
+        engine.start()
+        second = talk.turn()
+    assert first.prompt is not None
+    assert first.prompt > 900
+    assert (second.again, second.loss) == (0, None)
+
+
+@pytest.mark.parametrize("fault", ["torn", "missing", "other context"])
+def test_a_state_that_does_not_fit_is_a_plain_prefill(folder: Path, tmp_path: Path, fault: str) -> None:
+    with server(folder) as engine:
+        talk = Talk(engine, tmp_path / "home", folder)
+        talk.turn()
+        (state,) = folder.iterdir()
+    if fault == "torn":
+        state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+    elif fault == "missing":
+        state.unlink()
+    with server(folder, n_ctx=2048 if fault == "other context" else 4096) as engine:
+        talk.engine = engine
+        second, third = talk.turn(), talk.turn()
+    assert second.reused == 0
+    assert second.loss is not None
+    assert third.again == 0
+
+
+def test_sessions_that_take_turns_on_one_slot_lose_nothing_once_saved(folder: Path, tmp_path: Path) -> None:
+    with server(folder, cache_ram_mib=0) as engine:
+        saving = Saving(folder=folder, budget=1024 * MIB)
+        clock = FakeClock()
+        driver = LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 60}, saving=saving)
+        loop = Loop(
+            inference=driver,
+            store=JsonlStore(tmp_path, sync=False),
+            tools=FakeTools(clock),
+            registry=Registry(SCHEMAS),
+            baseline=lambda: assemble(data("system-tiny.md"), CORE),
+            clock=clock,
+        )
+        for number in range(3):
+            for session in ("s1", "s2"):
+                loop.turn(session, "hi", resume=number > 0)
+        driver.close()
+    for session in ("s1", "s2"):
+        found = accounts(JsonlStore(tmp_path).read(SessionId(session)).records)
+        assert [account.again for account in found] == [0, 0, 0]
+
+
+def test_the_oldest_states_go_when_the_budget_is_spent(folder: Path, tmp_path: Path) -> None:
+    with server(folder) as engine:
+        Talk(engine, tmp_path / "home", folder).turn("s1")
+        size = states(folder)[0].size
+        stranger = folder / "not-ours.slot"
+        stranger.write_bytes(b"x" * size)
+        talk = Talk(engine, tmp_path / "home", folder, budget=size * 5 // 2)
+        for session in ("s2", "s3"):
+            talk.turn(session)
+    assert sorted(state.name.split(".")[0] for state in states(folder)) == ["s2", "s3"]
+    assert stranger.exists()
+
+
+CONFIG = """\
+[paths]
+home = "home"
+[channel]
+socket = "s"
+[inference]
+driver = "embedded"
+[inference.options]
+context = 4096
+threads = 1
+[inference.sampling]
+temperature = 0
+max_tokens = 60
+[slots]
+save = true
+"""
+
+
+def test_the_embedded_engine_has_its_slots_again_after_its_daemon_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "system.md").write_text(data("system-tiny.md"))
+    file = tmp_path / "config.toml"
+    file.write_text(CONFIG)
+
+    def say() -> None:
+        run = subprocess.run(
+            [sys.executable, "-m", "boxmaker_cli.bxctl", "chat", "--socket", str(tmp_path / "s"),
+             "--session", "s1", "--say", "hi"],
+            capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+
+    with Daemon(file, tmp_path / "s") as daemon:
+        say()
+        folder = tmp_path / "home" / "slots"
+        assert daemon.end(signal.SIGTERM) == 0, "a stop waits for the save"
+        assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o700, 0o600]
+    with Daemon(file, tmp_path / "s") as daemon:
+        say()
+        daemon.end(signal.SIGKILL)
+    found = accounts(JsonlStore(tmp_path / "home").read(SessionId("s1")).records)
+    assert [account.again for account in found] == [0, 0]

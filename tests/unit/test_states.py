@@ -1,0 +1,102 @@
+"""Saved slot states on disk: names, what is whole, what goes first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from boxmaker_adapters.llama_server.states import (
+    NotKept,
+    State,
+    find,
+    keep,
+    part_name,
+    state_key,
+    states,
+    surplus,
+)
+from boxmaker_core.messages import SessionId
+
+S1 = SessionId("s1")
+KEY = state_key(S1, ["model", 4096])
+
+
+def save(folder: Path, key: str = KEY, size: int = 10, budget: int = 1000) -> None:
+    (folder / part_name(key)).write_bytes(b"x" * size)
+    keep(folder, key, size, budget)
+
+
+def age(folder: Path, name: str, used: int) -> None:
+    os.utime(folder / name, (used, used))
+
+
+def test_another_model_context_or_session_has_another_name() -> None:
+    keys = {state_key(SessionId(name), [model, n]) for name in ("a", "b") for model in "xy" for n in (1, 2)}
+    assert len(keys) == 8
+    assert state_key(S1, ["x", 1]) == state_key(S1, ["x", 1])
+
+
+def test_a_state_is_found_while_it_is_whole(tmp_path: Path) -> None:
+    assert find(tmp_path, KEY) is None
+    save(tmp_path)
+    name = find(tmp_path, KEY)
+    assert name == f"{KEY}.10.slot"
+    (tmp_path / name).write_bytes(b"x" * 9)
+    assert find(tmp_path, KEY) is None
+
+
+def test_a_state_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    save(tmp_path, size=10)
+    save(tmp_path, size=12)
+    assert [state.name for state in states(tmp_path)] == [f"{KEY}.12.slot"]
+
+
+def test_a_state_that_was_not_written_whole_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / part_name(KEY)).write_bytes(b"x" * 9)
+    with pytest.raises(NotKept, match="has 9 bytes where the server wrote 10"):
+        keep(tmp_path, KEY, 10, 1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_least_recently_used_go_first_and_strangers_stay(tmp_path: Path) -> None:
+    (tmp_path / "somebody.else").write_bytes(b"x" * 5000)
+    (tmp_path / f"{KEY}.7.slot").symlink_to(tmp_path / "somebody.else")
+    keys = [state_key(SessionId(name), 1) for name in ("a", "b", "c")]
+    for used, key in ((30, keys[0]), (10, keys[1]), (20, keys[2])):
+        save(tmp_path, key)
+        age(tmp_path, f"{key}.10.slot", used)
+    save(tmp_path, KEY, budget=25)
+    assert {state.key for state in states(tmp_path)} == {keys[0], KEY}
+    assert (tmp_path / "somebody.else").exists()
+
+
+def test_a_state_over_the_budget_by_itself_goes_and_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NotKept, match="save_budget"):
+        save(tmp_path, size=11, budget=10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_server_left_counts_and_goes(tmp_path: Path) -> None:
+    half = tmp_path / part_name(state_key(SessionId("old"), 1))
+    half.write_bytes(b"x" * 90)
+    age(tmp_path, half.name, 1)
+    save(tmp_path, budget=50)
+    assert not half.exists()
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5))), st.integers(0, 300))
+def test_no_more_goes_than_must(sizes: list[tuple[int, int]], budget: int) -> None:
+    found = [
+        State(name=str(at), key="k", size=size, used=float(used), whole=True)
+        for at, (size, used) in enumerate(sizes)
+    ]
+    gone = surplus(found, budget)
+    left = [state for state in found if state not in gone]
+    assert sum(state.size for state in left) <= budget
+    if gone:
+        assert sum(state.size for state in [*left, gone[-1]]) > budget
+        assert all(state.used >= gone[-1].used for state in left)
