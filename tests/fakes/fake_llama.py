@@ -144,14 +144,15 @@ def answer(
     cache_n: int = 0,
     prompt_n: int = 10,
     counted: bool = True,
+    predicted: int | None = None,
     progress: Sequence[tuple[int, int, int]] = (),
     **more: Any,
 ) -> Reply:
     """A whole, healthy stream: role, reasoning, text, calls, finish, usage with timings.
 
     Texts go out `letters` characters a chunk, each of which counts as one token. `calls` are
-    (id, name, arguments); `progress` is (total, cache, processed). Without `counted` no token count is
-    sent anywhere. `more` goes to the `Reply`.
+    (id, name, arguments); `predicted` is another count of tokens for the end; `progress` is (total, cache,
+    processed). Without `counted` no token count is sent anywhere. `more` goes to the `Reply`.
     """
     count = 0
 
@@ -185,6 +186,7 @@ def answer(
         finish = "tool_calls" if finish == "stop" else finish
     payloads.append(chunk({}, finish))
     if counted:
+        count = count if predicted is None else predicted
         total = cache_n + prompt_n + count
         usage = {"completion_tokens": count, "prompt_tokens": cache_n + prompt_n, "total_tokens": total}
         payloads.append({"choices": [], "usage": usage, "timings": timings(cache_n, prompt_n, count)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
@@ -22,7 +23,7 @@ from boxmaker_core.ports import Cancel
 from .counting import MOST_TOKENS
 from .encode import Sampling, dump, schemas
 from .probe import Probe, Verdict
-from .server import Refused, Server
+from .server import PROBE_SECONDS, Refused, Server
 from .verbatim import ASK, Message, Refuses, Spoken, reconstruct
 
 KEPT = 32
@@ -31,7 +32,10 @@ KEEP = "preserve_reasoning"
 DATE = "date_string"
 _OTHER_DAY = "01 Jan 2030"
 _MISSING = (404, 405, 501)
+RAW_SECONDS = 5.0
+"""For putting the model's own text together; an answer is whole without it, and must not wait."""
 _THINKING = re.compile(r"think|reasoning|<\|channel\|>", re.IGNORECASE)
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 class CannotRender(Exception):
@@ -63,11 +67,12 @@ class Finding:
 
 @frozen(kw_only=True)
 class Asking:
-    """A chat template behind its server, with one set of arguments."""
+    """A chat template behind its server. ``until`` is on the monotonic clock."""
 
     server: Server
     sampling: Sampling
     cancel: Cancel | None = None
+    until: float | None = None
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
@@ -78,7 +83,7 @@ class Asking:
         if tools:
             body["tools"] = tools
         try:
-            answer = self.server.ask("/apply-template", _encoded(body), cancel=self.cancel)
+            answer = self._ask("/apply-template", body)
         except Refused as error:
             if error.refusal.status in _MISSING:
                 raise CannotRender from None
@@ -94,7 +99,7 @@ class Asking:
         """Raises CannotRender, InferenceError."""
         body = {"content": text, "add_special": False, "parse_special": True}
         try:
-            answer = self.server.ask("/tokenize", _encoded(body), cancel=self.cancel, values=MOST_TOKENS)
+            answer = self._ask("/tokenize", body)
         except Refused as error:
             if error.refusal.status in _MISSING:
                 raise CannotRender from None
@@ -103,6 +108,12 @@ class Asking:
         if not isinstance(found, list):
             raise CannotRender
         return found
+
+    def _ask(self, path: str, body: object) -> Any:
+        left = PROBE_SECONDS if self.until is None else self.until - time.monotonic()
+        return self.server.ask(
+            path, json.dumps(body).encode(), seconds=left, cancel=self.cancel, values=MOST_TOKENS
+        )
 
 
 class Settler:
@@ -151,7 +162,12 @@ class Settler:
         plain = not completion.tool_calls and completion.reasoning_content is None
         if plain or predicted is None or completion.ending is not Ending.FINISHED:
             return None
-        asking = Asking(server=self._server, sampling=self._sampling, cancel=cancel)
+        asking = Asking(
+            server=self._server,
+            sampling=self._sampling,
+            cancel=cancel,
+            until=time.monotonic() + RAW_SECONDS,
+        )
         tools = schemas(baseline.tools)
 
         def render(messages: Sequence[Message]) -> str:
@@ -174,7 +190,7 @@ class Settler:
         asking = Asking(server=self._server, sampling=self._sampling, cancel=cancel)
         given = {**self._sampling.get("chat_template_kwargs", {}), **kwargs}
         thinks = self._thinks and given.get("enable_thinking") is not False
-        if isinstance(template, str) and template and not _THINKING.search(template):
+        if isinstance(template, str) and template and not _THINKING.search(_COMMENT.sub("", template)):
             thinks = False
 
         def probe(more: Mapping[str, Any]) -> Probe:
@@ -234,7 +250,3 @@ def _best(
     if other.again < found.again:
         found, other = other, found
     return Finding(kwargs=kwargs, verdict=found, bare=bare, other=other)
-
-
-def _encoded(value: object) -> bytes:
-    return json.dumps(value).encode()

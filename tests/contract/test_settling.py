@@ -1,0 +1,280 @@
+"""What is settled for a session with the server's chat template, and the model's own text, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from fakes import logs
+from fakes.asking import BASELINE
+from fakes.chatml import chatml, letters
+from fakes.fake_llama import FakeLlama, Reply, answer, error, json_reply
+
+from boxmaker_adapters.llama_server import settling
+from boxmaker_adapters.llama_server.client import LlamaServer
+from boxmaker_adapters.llama_server.verbatim import Refuses, Render
+from boxmaker_cli import config, wiring
+from boxmaker_core.baseline import Baseline, Form
+from boxmaker_core.errors import InferenceError
+from boxmaker_core.messages import Completion, ToolCall
+from boxmaker_core.ports import Request
+
+RENDER, TOKENIZE = "/apply-template", "/tokenize"
+ODD = '{ "text":  "a" }'
+WRITTEN = f'<call>\n{{"name": "echo", "arguments": {ODD}}}\n</call>'
+VERBATIM = evolve(BASELINE, form=Form.VERBATIM)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeLlama]:
+    with FakeLlama() as fake:
+        fake.answers[TOKENIZE] = lambda body: json_reply({"tokens": letters(body["content"])})
+        yield fake
+
+
+@pytest.fixture
+def driver(server: FakeLlama) -> LlamaServer:
+    return LlamaServer(server.url)
+
+
+def speaks(
+    server: FakeLlama, by: Callable[[dict[str, Any]], Render], *, text: str = "<think>", **caps: bool
+) -> None:
+    """From now on the template is the one that `by` gives for its arguments; `text` is its source."""
+
+    def render(body: Any) -> Reply:
+        try:
+            return json_reply({"prompt": by(body.get("chat_template_kwargs", {}))(body["messages"])})
+        except Refuses as refusal:
+            return error(400, f"Jinja Exception: {refusal}", "invalid_request_error")
+
+    server.answers[RENDER] = render
+    settings = {"n_ctx": 4096}
+    server.answers["/props"] = json_reply(
+        {"default_generation_settings": settings, "chat_template": text, "chat_template_caps": caps}
+    )
+
+
+def keeps(kwargs: dict[str, Any]) -> Render:
+    return chatml(keep=bool(kwargs.get("preserve_reasoning")))
+
+
+def dated(kwargs: dict[str, Any]) -> Render:
+    return chatml(shown=kwargs.get("date_string", f"{date.today():%d %b %Y}"))
+
+
+def canonical(_: dict[str, Any]) -> Render:
+    """Arguments stand as they came, so fields lose nothing."""
+
+    def render(messages: Any) -> str:
+        return "".join(f"<{json.dumps(message, sort_keys=True)}>" for message in messages)
+
+    return render
+
+
+# the session's form and arguments
+
+
+def test_the_form_that_extends_the_tokens_is_taken_and_fields_if_neither_is_better(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    speaks(server, lambda _: chatml())
+    assert driver.settle(BASELINE) == VERBATIM
+    speaks(server, canonical, text="another <think>")
+    assert driver.settle(BASELINE) == BASELINE
+    assert server.chats == []
+
+
+def test_a_template_is_tried_once_and_another_one_is_noticed(server: FakeLlama, driver: LlamaServer) -> None:
+    speaks(server, lambda _: chatml())
+    driver.settle(BASELINE)
+    asked = server.count(RENDER)
+    assert 0 < asked < 60
+    assert driver.settle(BASELINE) == VERBATIM
+    assert (server.count(RENDER), server.count("/props")) == (asked, 2)
+    speaks(server, keeps, text="another <think>", supports_preserve_reasoning=True)
+    assert driver.settle(BASELINE).chat_template_kwargs == {"preserve_reasoning": True}
+
+
+def test_reasoning_is_asked_to_be_kept_only_where_the_server_says_so_and_it_helps(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    for number, (by, able, sent) in enumerate(
+        (
+            (keeps, True, {"preserve_reasoning": True}),
+            (keeps, False, {}),
+            (lambda _: chatml(keep=False), True, {}),
+            (lambda _: chatml(), True, {}),
+        )
+    ):
+        speaks(server, by, text=f"{number}<think>", supports_preserve_reasoning=able)
+        assert driver.settle(BASELINE).chat_template_kwargs == sent
+
+
+def test_a_model_that_may_not_reason_has_no_reasoning_to_keep(server: FakeLlama) -> None:
+    speaks(server, keeps, supports_preserve_reasoning=True)
+    mute = LlamaServer(server.url, thinking_cap=0)
+    off = evolve(BASELINE, chat_template_kwargs={"enable_thinking": False})
+    assert mute.settle(BASELINE).chat_template_kwargs == {}
+    assert LlamaServer(server.url).settle(off).chat_template_kwargs == {"enable_thinking": False}
+    speaks(server, keeps, text="{#- does not think -#}<|im_start|>", supports_preserve_reasoning=True)
+    assert LlamaServer(server.url).settle(BASELINE).chat_template_kwargs == {}
+
+
+def test_a_date_is_held_still_where_the_template_lets_us(server: FakeLlama, driver: LlamaServer) -> None:
+    speaks(server, dated)
+    today = f"{date.today():%d %b %Y}"
+    assert driver.settle(BASELINE).chat_template_kwargs == {"date_string": today}
+    own = evolve(BASELINE, chat_template_kwargs={"date_string": today})
+    assert driver.settle(own).chat_template_kwargs == {"date_string": today}
+    speaks(server, lambda _: chatml(shown=today), text="its own clock <think>")
+    assert driver.settle(BASELINE).chat_template_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "reply"),
+    [
+        (RENDER, error(404, "File Not Found")),
+        (RENDER, json_reply({"text": "x"})),
+        (TOKENIZE, error(501, "not here")),
+        (TOKENIZE, json_reply({})),
+        (RENDER, error(400, "Jinja Exception: no system role here", "invalid_request_error")),
+    ],
+)
+def test_a_server_that_cannot_be_tried_is_served_in_fields(
+    server: FakeLlama, driver: LlamaServer, path: str, reply: Reply
+) -> None:
+    speaks(server, lambda _: chatml())
+    server.answers[path] = reply
+    assert driver.settle(BASELINE) == BASELINE
+
+
+def test_a_server_that_is_away_settles_nothing(server: FakeLlama, driver: LlamaServer) -> None:
+    server.answers["/props"] = error(503, "Loading model", "unavailable_error")
+    with pytest.raises(InferenceError):
+        driver.settle(BASELINE)
+
+
+@pytest.mark.parametrize(
+    ("by", "status", "words"),
+    [
+        (lambda _: chatml(), "ok", "keeps everything; 0 of"),
+        (lambda _: chatml(), "ok", "the model's messages go back as it wrote them"),
+        (lambda _: chatml(shown=f"{date.today():%Y-%m-%d}"), "warn", "prints the date"),
+        (dated, "ok", '{"date_string": '),
+        (lambda _: chatml(strict=True), "ok", "takes two user messages in a row only with an answer between"),
+    ],
+)  # fmt: skip
+def test_the_self_test_says_in_words_and_numbers_what_a_template_does(
+    server: FakeLlama, driver: LlamaServer, by: Callable[[dict[str, Any]], Render], status: str, words: str
+) -> None:
+    def by_with_tools(kwargs: dict[str, Any]) -> Render:
+        return lambda messages: " ".join(tool.name for tool in BASELINE.tools) + by(kwargs)(messages)
+
+    speaks(server, by_with_tools)
+    (check,) = [check for check in driver.self_test(BASELINE, [0]) if check.name == "history"]
+    assert (check.status, bool(check.remedy)) == (status, status == "warn"), check
+    assert words in check.found
+
+
+# the model's own text
+
+
+def said(
+    driver: LlamaServer, server: FakeLlama, baseline: Baseline, *, tokens: int = len(WRITTEN) + 1
+) -> Completion:
+    calls = (ToolCall(id="c1", name="echo", arguments=ODD),)
+    server.script(answer(None, calls=calls, predicted=tokens))
+    request = Request(baseline=baseline, records=logs.log(logs.user("hi")), slot=0)
+    return driver.complete(request, lambda _: None, threading.Event())
+
+
+def test_a_session_of_the_verbatim_form_gets_the_models_own_text(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    speaks(server, lambda _: chatml())
+    assert said(driver, server, VERBATIM).raw == WRITTEN
+    asked = server.count(RENDER)
+    assert said(driver, server, BASELINE).raw is None
+    assert server.count(RENDER) == asked
+
+
+@pytest.mark.parametrize(
+    ("path", "reply"),
+    [
+        (RENDER, error(400, "Jinja Exception: no", "invalid_request_error")),
+        (RENDER, error(503, "Loading model", "unavailable_error")),
+        (RENDER, error(404, "File Not Found")),
+        (TOKENIZE, error(500, "slot lost")),
+        (TOKENIZE, json_reply({"tokens": 3})),
+        (TOKENIZE, json_reply({"tokens": [1, 2]})),
+    ],
+)
+def test_an_answer_is_whole_without_it(
+    server: FakeLlama, driver: LlamaServer, path: str, reply: Reply
+) -> None:
+    speaks(server, lambda _: chatml())
+    server.answers[path] = reply
+    completion = said(driver, server, VERBATIM)
+    assert completion.raw is None
+    assert completion.tool_calls[0].arguments == ODD
+
+
+def test_an_answer_does_not_wait_for_it(
+    server: FakeLlama, driver: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "RAW_SECONDS", 0.2)
+    never = threading.Event()
+    server.answers[RENDER] = Reply(body=b"{}", hold=never, hold_at=-1)
+    try:
+        assert said(driver, server, VERBATIM).raw is None
+    finally:
+        never.set()
+
+
+# new sessions
+
+
+@pytest.fixture
+def sources(server: FakeLlama, tmp_path: Path) -> Iterator[wiring.Wired]:
+    (tmp_path / "system.md").write_text("Be brief.")
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f"[paths]\nhome = 'home'\n[inference]\nurl = '{server.url}'\n"
+        "[inference.sampling]\ntemperature = 0\nchat_template_kwargs = { style = 'plain' }\n"
+    )
+    wired = wiring.build(config.load(file, {}))
+    yield wired
+    wired.close()
+
+
+def test_a_new_session_keeps_what_was_settled_and_what_was_configured(
+    server: FakeLlama, sources: wiring.Wired
+) -> None:
+    speaks(server, keeps, supports_preserve_reasoning=True)
+    baseline = sources.baselines()
+    assert baseline.form is Form.VERBATIM
+    assert baseline.chat_template_kwargs == {"style": "plain", "preserve_reasoning": True}
+    server.script(answer("hello"))
+    sources.loop.turn("s1", "hi")
+    assert server.chats[-1].body["chat_template_kwargs"] == baseline.chat_template_kwargs
+    speaks(server, canonical, text="another <think>")
+    assert sources.baselines().form is Form.FIELDS
+    server.script(answer("hello"))
+    sources.loop.turn("s1", "again", resume=True)
+    assert server.chats[-1].body["chat_template_kwargs"] == baseline.chat_template_kwargs
+
+
+def test_a_baseline_that_was_checked_passes_as_it_was_settled_while_the_server_is_away(
+    server: FakeLlama, sources: wiring.Wired
+) -> None:
+    speaks(server, lambda _: chatml())
+    sources.baselines.check(sources.baselines.assemble())
+    server.answers["/props"] = error(503, "Loading model", "unavailable_error")
+    assert sources.baselines().form is Form.VERBATIM
