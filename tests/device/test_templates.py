@@ -21,7 +21,7 @@ FIELDS, VERBATIM = Form.FIELDS, Form.VERBATIM
         ("hermes-like", VERBATIM, "none", False, "taken", False, True, []),
         ("llama3-like", VERBATIM, "none", False, "taken", True, False, ["date_string"]),
         ("mistral-like", FIELDS, "none", True, "bridged", False, True, []),
-        ("qwen-coder-like", VERBATIM, "kept", False, "taken", False, True, []),
+        ("qwen-coder-like", FIELDS, "none", False, "taken", False, True, []),
         ("qwen3-like", VERBATIM, "dropped", False, "taken", False, True, []),
         ("r1-like", FIELDS, "never", False, "taken", False, True, []),
     ],
