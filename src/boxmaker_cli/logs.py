@@ -142,8 +142,15 @@ def _log_event(session: str, happened: TurnEvent) -> None:
                 error=happened.error,
             )
         case events.CacheLoss():
+            # The detail may quote a word of the conversation, which stays out of the log.
+            why = {} if happened.cause is None else {"cause": happened.cause}
             event(
-                "cache loss", logging.WARNING, session=session, expected=happened.expected, got=happened.got
+                "cache loss",
+                logging.WARNING,
+                session=session,
+                expected=happened.expected,
+                got=happened.got,
+                **why,
             )
         case events.ThinkingCapped():
             event("thinking capped", session=session, tokens=happened.tokens)

@@ -85,8 +85,10 @@ class Screen:
             case events.ThinkingCapped():
                 return self._status(f"thinking was ended at the cap of {event.tokens} tokens")
             case events.CacheLoss():
+                why = f"; {event.cause}: {line(event.detail or '', 600)}" if event.cause else ""
                 return self._status(
                     f"cache loss: {event.got} tokens reused where {event.expected} were expected"
+                    + line(why, 700)
                 )
             case events.Progress():
                 return ""

@@ -28,6 +28,7 @@ class Scale:
 
     tokens: int
     runs: int
+    starts: int
     streams: list[str]
     logs: list[tuple[int, int]]
     """Records of a session, and how many times as long as usual its texts are."""
@@ -38,6 +39,7 @@ class Scale:
 QUICK = Scale(
     tokens=4000,
     runs=5,
+    starts=5,
     streams=["timed-large", "timed-small", "plain-large"],
     logs=[(10, 1), (1000, 1), (10_000, 1)],
     together=[1, 10, 50],
@@ -46,6 +48,7 @@ QUICK = Scale(
 FULL = Scale(
     tokens=10_000,
     runs=9,
+    starts=13,
     streams=[f"{kind}-{size}" for kind in KINDS for size in SIZES],
     logs=[(10, 1), (100, 1), (1000, 1), (10_000, 1), (100_000, 1), (24, 15_000)],
     together=[1, 10, 50, 200],
@@ -127,7 +130,7 @@ def of_turns(report: Report, scale: Scale) -> None:
 
 def of_startup(report: Report, scale: Scale) -> None:
     report.title("start, in milliseconds and as a multiple of python -c pass")
-    one = startup.measure(scale.runs + 4)
+    one = startup.measure(scale.starts)
     report.rows(("command", "ms", "median (lowest to highest)"), both(one.cost, one.ratio, 1e3))
     report.keep("startup", one)
     report.goals.append(

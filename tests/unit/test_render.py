@@ -130,6 +130,10 @@ RETRY = events.Retrying(attempt=1, after_ms=500, error="cut\nstream")
             [events.CacheLoss(expected=441, got=0)],
             "[cache loss: 0 tokens reused where 441 were expected]\n",
         ),
+        (
+            [events.CacheLoss(expected=441, got=0, cause="restart", detail="a\x1b[2J\nb")],
+            "[cache loss: 0 tokens reused where 441 were expected; restart: a␛[2J␊b]\n",
+        ),
         ([RETRY], "[attempt 1 failed, next in 0.5 s: cut␊stream]\n"),
         (
             [content("a"), RETRY, content("ab")],

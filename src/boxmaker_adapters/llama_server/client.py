@@ -12,18 +12,20 @@ from typing import Any
 from attrs import evolve
 
 from boxmaker_core.baseline import Baseline, Form
+from boxmaker_core.cache import Cause, Loss
 from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.events import ChatEvent, Retrying
 from boxmaker_core.messages import Completion, Usage
-from boxmaker_core.ports import Cancel, Check, Inference, Request, SelfTesting, Settling
+from boxmaker_core.ports import Cancel, Check, Explaining, Inference, Request, SelfTesting, Settling
 
 from . import counting
 from .attempt import Attempt, OnEvent
+from .causes import gather, judge
 from .checks import self_test
 from .encode import encoder
 from .failures import Again, Verdict
 from .patience import Patience
-from .residents import Residents, answered
+from .residents import Residents, answered, session_of
 from .saves import Saves, Saving
 from .server import Refused, server
 from .settling import CannotRender, Settler
@@ -35,7 +37,7 @@ def _ignore(event: ChatEvent) -> None:
     pass
 
 
-class LlamaServer(Inference, SelfTesting, Settling):
+class LlamaServer(Inference, SelfTesting, Settling, Explaining):
     """A llama-server at `url`; may be shared by threads.
 
     `thinking_cap` is in tokens, 0 for no thinking; times are in seconds: `load_timeout` for a model that
@@ -152,6 +154,14 @@ class LlamaServer(Inference, SelfTesting, Settling):
                 if restored is not None and self._saves is not None:
                     self._saves.judge(restored, completion.usage.cache_n)
                 return completion
+
+    def explain_loss(self, request: Request, loss: Loss, cancel: Cancel) -> Cause:
+        """See `ports.Explaining`."""
+        before = self._residents.before(session_of(request))
+        try:
+            return judge(gather(self._server, self._encode, request, loss, before, cancel))
+        except ShuttingDown:
+            return Cause(cause="unknown", detail="the cause was not looked for, since loopd is shutting down")
 
     def close(self) -> None:
         """Finish what runs in the background, within seconds; no request may follow."""

@@ -190,14 +190,21 @@ class Probe:
         return "refused"
 
     def date_in(self, prompt: str) -> str | None:
-        """Today's date in a prompt, in one of the usual ways to write it; the server may live elsewhere."""
+        """Today's date in a prompt; the tools' own texts do not count."""
         given = json.dumps([tool.description for tool in self.tools], ensure_ascii=False)
-        for days in (0, -1, 1):
-            for form in _DATES:
-                shown = (self.today + timedelta(days=days)).strftime(form)
-                if shown in prompt and shown not in given:
-                    return shown
-        return None
+        shown = dates_in(prompt, self.today)
+        return None if shown is None or shown in given else shown
+
+
+def dates_in(prompt: str, day: date, near: Sequence[int] = (0, -1, 1)) -> str | None:
+    """The date of `day` in a prompt, in one of the usual ways to write it, or of one of the days `near` it,
+    since the server may live elsewhere."""
+    for days in near:
+        for form in _DATES:
+            shown = (day + timedelta(days=days)).strftime(form)
+            if shown in prompt:
+                return shown
+    return None
 
 
 def _kind(spoken: Spoken) -> str:

@@ -1,0 +1,120 @@
+"""Each cause of a loss provoked on a real engine, and named."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from fakes.llama_process import OWN_TEMPLATE, PATIENCE, LlamaProcess
+
+from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
+from boxmaker_adapters.jsonl_store import JsonlStore
+from boxmaker_adapters.llama_server.client import LlamaServer
+from boxmaker_adapters.scripted import FakeClock
+from boxmaker_core import CORE, Loop, Registry, SessionId, assemble, records
+from boxmaker_core.errors import TurnLimit
+
+COUNTING = "{{- messages | length ~ ' messages' -}}" + OWN_TEMPLATE.read_text()
+"""Rewrites its first words with each message."""
+
+
+class Talk:
+    """Sessions on one server, through one driver, each turn of a few tokens."""
+
+    def __init__(self, engine: LlamaProcess, home: Path, slots: tuple[int, ...] = (0,)) -> None:
+        self.engine, self.home = engine, home
+        clock = FakeClock()
+        self.driver = LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 4})
+        self.loop = Loop(
+            inference=self.driver,
+            store=JsonlStore(home, sync=False),
+            tools=FakeTools(clock),
+            registry=Registry(SCHEMAS),
+            baseline=lambda: assemble("Be brief.", CORE),
+            clock=clock,
+            slots=slots,
+        )
+
+    def turn(self, session: str = "s1", text: str = "some words to be read " * 6) -> None:
+        resume = (self.home / "sessions" / session).exists()
+        with suppress(TurnLimit):  # the few tokens seldom are an answer
+            self.loop.turn(session, text, resume=resume)
+
+    def causes(self, session: str = "s1") -> list[str | None]:
+        log = JsonlStore(self.home).read(SessionId(session)).records
+        losses = [record for record in log if isinstance(record, records.CacheLoss)]
+        assert all(loss.detail for loss in losses)
+        return [loss.cause for loss in losses]
+
+    def stranger(self, slot: int = 0) -> None:
+        """Another client's request."""
+        body = {"prompt": "Something else altogether. " * 8, "n_predict": 1, "id_slot": slot}
+        request = urllib.request.Request(
+            f"{self.engine.url}/completion",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with closing(urllib.request.urlopen(request, timeout=PATIENCE)) as answer:
+            assert answer.status == 200
+
+
+@pytest.fixture
+def engine() -> Iterator[LlamaProcess]:
+    with LlamaProcess(cache_ram_mib=0) as engine:
+        yield engine
+
+
+def test_a_template_that_rewrites_is_named_with_the_first_other_token(tmp_path: Path) -> None:
+    with LlamaProcess(chat_template=COUNTING, cache_ram_mib=0) as engine:
+        talk = Talk(engine, tmp_path)
+        talk.turn()
+        talk.turn()
+    assert talk.causes() == ["template"]
+    log = JsonlStore(tmp_path).read(SessionId("s1")).records
+    (loss,) = [record for record in log if isinstance(record, records.CacheLoss)]
+    assert loss.detail is not None
+    assert "from token 0 on, which is now '4'" in loss.detail
+    assert "in the system text, the tools or the first message" in loss.detail
+
+
+def test_another_client_is_named(engine: LlamaProcess, tmp_path: Path) -> None:
+    talk = Talk(engine, tmp_path)
+    talk.turn()
+    talk.stranger()
+    talk.turn()
+    talk.turn()
+    assert talk.causes() == ["other_client"]
+
+
+def test_two_sessions_on_one_slot_are_named_to_each_other_in_every_turn(
+    engine: LlamaProcess, tmp_path: Path
+) -> None:
+    talk = Talk(engine, tmp_path)
+    for _ in range(3):
+        talk.turn("s1")
+        talk.turn("s2", "quite other words to be read by it " * 6)
+    assert talk.causes("s1") == ["other_session"] * 2
+    assert talk.causes("s2") == ["other_session"] * 2
+
+
+def test_a_restart_is_named(engine: LlamaProcess, tmp_path: Path) -> None:
+    talk = Talk(engine, tmp_path)
+    talk.turn()
+    engine.kill()
+    engine.start()
+    talk.turn()
+    talk.turn()
+    assert talk.causes() == ["restart"]
+
+
+def test_slots_that_are_cleared_while_idle_are_named(tmp_path: Path) -> None:
+    with LlamaProcess(n_parallel=2, kv_unified=True, cache_idle_slots=True) as engine:
+        talk = Talk(engine, tmp_path, slots=(0, 1))
+        talk.turn("s1")
+        talk.turn("s2", "quite other words to be read by it " * 6)
+        talk.turn("s1")
+    assert talk.causes("s1") == ["cleared"]

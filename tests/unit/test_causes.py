@@ -1,0 +1,116 @@
+"""Which cause which evidence shows, and that without evidence there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+from fakes import logs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from boxmaker_adapters.llama_server.causes import DETAIL, Evidence, Prompts, judge
+from boxmaker_adapters.llama_server.residents import Before, Residents, Stay
+from boxmaker_adapters.llama_server.slots import SlotSeen
+from boxmaker_core.cache import CAUSES, Loss
+from boxmaker_core.messages import SessionId, Usage
+from boxmaker_core.ports import Request
+
+S1, S2 = SessionId("s1"), SessionId("s2")
+OURS = Stay(session=S1, tokens=500)
+WARM = SlotSeen(used=True, held=500, busy=False)
+SAME = Prompts(shared=480, token="x", place="in the last messages")
+
+
+def evidence(
+    *,
+    got: int = 100,
+    seen: SlotSeen | None = WARM,
+    last: Stay | None = OURS,
+    own: Stay | None = OURS,
+    prompts: Prompts | None = SAME,
+    restored: int | None = None,
+    left: int | None = 500,
+) -> Evidence:
+    before = Before(seen=seen, last=last, own=own, restored=restored)
+    return Evidence(
+        session=S1, slot=0, loss=Loss(expected=480, got=got), left=left, before=before, prompts=prompts
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "words"),
+    [
+        ({"prompts": Prompts(shared=100, token="\n", place="in a place")}, "template", r"'\n', in a place"),
+        ({"prompts": evolve(SAME, shared=200)}, "template", "went back to token 100"),
+        ({"prompts": evolve(SAME, dated=90), "seen": evolve(WARM, held=0)}, "template", "prints the date"),
+        ({"prompts": evolve(SAME, dated=50)}, "checkpoint", "--swa-full"),
+        ({"seen": SlotSeen(used=False, held=None, busy=False), "got": 0}, "restart", "begun anew"),
+        ({"last": Stay(session=S2, tokens=9)}, "other_session", "session s2 of this loopd"),
+        ({"seen": evolve(WARM, held=0), "got": 0}, "cleared", "-np N"),
+        ({"seen": evolve(WARM, held=300)}, "other_client", "held 300 tokens where this session had left 500"),
+        ({"seen": evolve(WARM, busy=True)}, "other_client", "was at it"),
+        ({"seen": evolve(WARM, held=300), "own": None, "last": None}, "other_client", "held 300"),
+        ({}, "checkpoint", "went back to 100"),
+        ({"seen": evolve(WARM, held=501)}, "checkpoint", "held all 501"),
+        ({"own": None, "last": None}, "unknown", "explains nothing"),
+        (
+            {"own": Stay(session=S1, tokens=None), "seen": evolve(WARM, held=300)},
+            "unknown",
+            "explains nothing",
+        ),
+        ({"seen": None}, "unknown", "did not tell of its slots"),
+        ({"seen": evolve(WARM, held=None)}, "unknown", "what a slot holds"),
+        ({"prompts": None}, "unknown", "did not render"),
+        ({"left": None}, "unknown", "explains nothing"),
+    ],
+)
+def test_the_evidence_names_the_cause(changes: dict[str, Any], cause: str, words: str) -> None:
+    found = judge(evidence(**changes))
+    assert found.cause == cause, found
+    assert words in found.detail
+
+
+def test_a_restore_that_did_not_help_is_part_of_the_story() -> None:
+    found = judge(evidence(seen=SlotSeen(used=False, held=None, busy=False), restored=450))
+    assert found.cause == "restart"
+    assert "a saved state of 450 tokens was restored and did not help" in found.detail
+
+
+maybe = st.none() | st.integers(0, 1000)
+seen = st.none() | st.builds(SlotSeen, used=st.booleans(), held=maybe, busy=st.booleans())
+stays = st.none() | st.builds(Stay, session=st.sampled_from([S1, S2]), tokens=maybe)
+prompts = st.none() | st.builds(
+    Prompts, shared=st.integers(0, 1000), token=st.text(), place=st.just("here"), dated=maybe
+)
+
+
+@given(seen, stays, st.none() | st.builds(Stay, session=st.just(S1), tokens=maybe), prompts, maybe)
+def test_every_cause_is_one_of_those_with_one_printable_line_of_detail(
+    seen: SlotSeen | None, last: Stay | None, own: Stay | None, prompts: Prompts | None, left: int | None
+) -> None:
+    found = judge(evidence(seen=seen, last=last, own=own, prompts=prompts, left=left))
+    assert found.cause in CAUSES
+    assert found.detail.isprintable()
+    assert 0 < len(found.detail) <= DETAIL
+
+
+def test_residents_know_who_was_there_before_and_what_a_request_changed() -> None:
+    def asked(name: str) -> Request:
+        log = logs.log(logs.user())
+        log[0] = evolve(logs.start(), session=SessionId(name))
+        return Request(baseline=None, records=log, slot=0)  # nobody looks at the baseline
+
+    residents = Residents()
+    residents.enter(asked("s1"), None)
+    residents.leave(asked("s1"), Usage(cache_n=1, prompt_n=9, predicted_n=5))
+    residents.enter(asked("s2"), WARM)
+    assert residents.before(S2) == Before(seen=WARM, last=Stay(session=S1, tokens=14), own=None)
+    residents.leave(asked("s2"), Usage())
+    residents.enter(asked("s1"), None)
+    residents.restored(asked("s1"), 7)
+    assert residents.before(S1) == Before(
+        seen=None, last=Stay(session=S2, tokens=None), own=Stay(session=S1, tokens=14), restored=7
+    )
+    assert residents.before(SessionId("s3")) is None
