@@ -34,6 +34,7 @@ class Scale:
     """Records of a session, and how many times as long as usual its texts are."""
     together: list[int]
     peers: bool
+    prompts: list[str]
 
 
 QUICK = Scale(
@@ -44,6 +45,7 @@ QUICK = Scale(
     logs=[(10, 1), (1000, 1), (10_000, 1)],
     together=[1, 10, 50],
     peers=False,
+    prompts=engine.FEWER_CALLS,
 )
 FULL = Scale(
     tokens=10_000,
@@ -53,6 +55,7 @@ FULL = Scale(
     logs=[(10, 1), (100, 1), (1000, 1), (10_000, 1), (100_000, 1), (24, 15_000)],
     together=[1, 10, 50, 200],
     peers=True,
+    prompts=engine.PROMPTS,
 )
 
 
@@ -173,7 +176,7 @@ def of_engine(report: Report, scale: Scale) -> None:
     report.title("a real engine: a conversation of 20 turns with tools; prompt tokens")
     names = list(peers.TALKERS) if scale.peers and peers.ready() else []
     try:
-        found, added = engine.measure(names, report.note)
+        found, added = engine.measure(names, scale.prompts, report.note)
     except EngineError as error:
         report.note(f"the real engine is left out: {error}")
         return
