@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 override SAY := $(value SAY)
 export SAY
 
-.PHONY: setup chat test check lint cover mutants verify-device crash deep soak bench recordings template-table clean
+.PHONY: setup chat test check lint cover mutants verify-device crash deep soak bench recordings template-table cache-proof clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -56,6 +56,11 @@ crash: $(READY)
 # What a real engine sends, for the tests that replay it (docs/reliability.md, "Recordings").
 recordings: $(READY)
 	$(BIN)/python tests/record.py
+
+# 20 turns with tools on a real engine, undisturbed and with a kill of loopd or of the server in the middle: does it
+# evaluate more than what is new? (docs/prompt-cache.md, "The proof")
+cache-proof: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m proof
 
 # What the probe finds in each chat template at hand (docs/prompt-cache.md, "Template families").
 template-table: $(READY)

@@ -29,11 +29,13 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "src" / "boxmaker_core"
 LOOP = "tests/contract/test_loop.py"
 UNIT = [
-    f"tests/unit/test_{name}.py" for name in ("turn", "session", "tools", "text_rules", "errors", "wording")
+    f"tests/unit/test_{name}.py"
+    for name in ("turn", "session", "tools", "text_rules", "accounts", "slot_book", "errors", "wording")
 ]
 FIRST = {
     "session": "session", "tools": "tools", "turn": "turn", "errors": "errors", "messages": "wording",
     "limits": "text_rules", "cache": "text_rules", "baseline": "text_rules",
+    "accounts": "accounts", "slots": "slot_book",
 }  # fmt: skip
 """Who most likely notices a change of a module, and so is asked alone before all others."""
 OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-k", "not jsonl"]

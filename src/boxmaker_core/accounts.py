@@ -113,12 +113,16 @@ def totals(of: Iterable[Account]) -> Totals:
     return Totals(
         completions=len(every),
         unknown=len(every) - len(known),
-        prompt=sum(account.prompt or 0 for account in known),
-        reused=sum(account.reused or 0 for account in known),
-        evaluated=sum(account.evaluated or 0 for account in known),
-        new=sum(account.new or 0 for account in known),
-        again=sum(account.again or 0 for account in known),
-        milliseconds=sum(account.milliseconds or 0 for account in known),
-        again_milliseconds=sum(account.again_milliseconds or 0 for account in known),
+        prompt=_sum(account.prompt for account in known),
+        reused=_sum(account.reused for account in known),
+        evaluated=_sum(account.evaluated for account in known),
+        new=_sum(account.new for account in known),
+        again=_sum(account.again for account in known),
+        milliseconds=_sum(account.milliseconds for account in known),
+        again_milliseconds=_sum(account.again_milliseconds for account in known),
         losses=sum(account.loss is not None for account in every),
     )
+
+
+def _sum(values: Iterable[int | None]) -> int:
+    return sum(value for value in values if value is not None)

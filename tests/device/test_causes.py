@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.llama_process import OWN_TEMPLATE, PATIENCE, LlamaProcess
+from fakes.tiny_models import hybrid, sliding_window
 
 from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
 from boxmaker_adapters.jsonl_store import JsonlStore
@@ -25,10 +27,12 @@ COUNTING = "{{- messages | length ~ ' messages' -}}" + OWN_TEMPLATE.read_text()
 class Talk:
     """Sessions on one server, through one driver, each turn of a few tokens."""
 
-    def __init__(self, engine: LlamaProcess, home: Path, slots: tuple[int, ...] = (0,)) -> None:
+    def __init__(
+        self, engine: LlamaProcess, home: Path, slots: tuple[int, ...] = (0,), **sampling: Any
+    ) -> None:
         self.engine, self.home = engine, home
         clock = FakeClock()
-        self.driver = LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 4})
+        self.driver = LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 4, **sampling})
         self.loop = Loop(
             inference=self.driver,
             store=JsonlStore(home, sync=False),
@@ -118,3 +122,29 @@ def test_slots_that_are_cleared_while_idle_are_named(tmp_path: Path) -> None:
         talk.turn("s2", "quite other words to be read by it " * 6)
         talk.turn("s1")
     assert talk.causes("s1") == ["cleared"]
+
+
+WILD = {"temperature": 5, "seed": 1, "ignore_eos": True, "max_tokens": 300}
+"""An answer that comes back in other tokens than it was written in, near its beginning."""
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "causes"),
+    [
+        (hybrid, {"n_ctx_checkpoints": 0}, ["checkpoint"]),
+        (hybrid, {}, []),
+        (sliding_window, {"n_ctx_checkpoints": 0}, ["checkpoint"]),
+        (sliding_window, {}, []),
+        (sliding_window, {"n_ctx_checkpoints": 0, "swa_full": True}, []),
+    ],
+    ids=["recurrent", "recurrent, mended", "window", "window, mended", "window, full"],
+)
+def test_a_model_that_can_only_go_back_to_checkpoints_is_named_and_the_way_out_helps(
+    model: Callable[[Path], Path], parameters: dict[str, Any], causes: list[str], tmp_path: Path
+) -> None:
+    file = model(tmp_path / "model.gguf")
+    with LlamaProcess(model__path=str(file), n_ubatch=32, cache_ram_mib=0, **parameters) as engine:
+        talk = Talk(engine, tmp_path, **WILD)
+        talk.turn()
+        talk.turn()
+    assert talk.causes() == causes

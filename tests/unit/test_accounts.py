@@ -58,6 +58,19 @@ def test_what_the_server_did_not_tell_is_unknown_and_in_no_sum() -> None:
     assert totals([]).share is None
 
 
+def test_half_of_the_figures_are_none() -> None:
+    half, after = accounts(logs.log(logs.user(), *said(5, None, 3), logs.user(), *said(5, 5, None)))
+    assert (half.prompt, after.ideal) == (None, None)
+    (_, third) = accounts(logs.log(logs.user(), *said(5, 5, None), logs.user(), *said(5, 5, 1)))
+    assert third.ideal is None
+
+
+def test_an_answer_of_no_token_leaves_the_prompt() -> None:
+    for answer in (0, 1):
+        _, second = accounts(logs.log(logs.user(), *said(0, 10, answer), logs.user(), *said(10, 2, 1)))
+        assert second.ideal == 10
+
+
 def test_a_session_that_found_its_baseline_in_the_slot_is_owed_nothing() -> None:
     (account,) = accounts(logs.log(logs.user(), *said(90, 10, 1)))
     assert (account.new, account.again) == (100, 0)

@@ -49,12 +49,18 @@ def test_a_turn_that_raises_runs_no_more() -> None:
         assert book.choose(name(3), (1, 0)) == 0
 
 
-def test_the_oldest_sessions_are_forgotten() -> None:
+def test_the_oldest_sessions_are_forgotten_when_there_are_too_many() -> None:
     book = SlotBook()
     for number in range(KEPT):
-        with book.turn(name(number), 0):
+        with book.turn(name(number), number % 2):
             pass
-    for number in range(KEPT, 2 * KEPT - 1):
-        with book.turn(name(number), 1):
-            pass
-    assert book.choose(name(-1), (0, 1)) == 0
+    with book.turn(name(0), 0):  # which is the latest now
+        pass
+    assert KEPT == 4096
+    assert book.choose(name(1), (0, 1)) == 0, "as many here as there, none forgotten"
+    with book.turn(name(KEPT), 2):  # and the oldest, session 1 on slot 1, goes
+        pass
+    assert book.choose(name(2), (0, 1)) == 1
+    with book.turn(name(KEPT + 1), 2):  # then session 2 on slot 0
+        pass
+    assert book.choose(name(3), (0, 1)) == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from boxmaker_core import Limits
 from boxmaker_core.baseline import Form, assemble
-from boxmaker_core.cache import Loss, cache_outcome
+from boxmaker_core.cache import CAUSES, Loss, cache_outcome
 from boxmaker_core.errors import BadInput, BaselineError
 from boxmaker_core.limits import TRUNCATED, cut, safe_text
 from boxmaker_core.messages import USER_TEXT_BYTES, Usage, session_id, short, user_text
@@ -130,6 +130,19 @@ def test_what_a_session_settles_stands_last_in_its_baseline_and_only_if_it_says_
         b'"chat_template_kwargs":{"date_string":"1 Jan"},"form":"verbatim"}\n'
     )
     assert settled.sha256 != plain.sha256
+
+
+def test_the_words_that_stand_in_files_and_on_the_wire_stay() -> None:
+    assert [form.value for form in Form] == ["fields", "verbatim"]
+    assert CAUSES == (
+        "template",
+        "other_session",
+        "other_client",
+        "restart",
+        "cleared",
+        "checkpoint",
+        "unknown",
+    )
 
 
 @pytest.mark.parametrize("memory", ["", "\n", "\n\n"])

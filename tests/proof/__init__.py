@@ -1,0 +1,1 @@
+"""The promise about the prompt cache, on a real engine: ``make cache-proof``."""
