@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxmaker_adapters.llama_server.causes import DETAIL, Evidence, Prompts, judge
-from boxmaker_adapters.llama_server.residents import Before, Residents, Stay
+from boxmaker_adapters.llama_server.residents import Before, Residents, Stay, mark
 from boxmaker_adapters.llama_server.slots import SlotSeen
 from boxmaker_core.cache import CAUSES, Loss
 from boxmaker_core.messages import SessionId, Usage
@@ -19,7 +19,10 @@ from boxmaker_core.ports import Request
 
 S1, S2 = SessionId("s1"), SessionId("s2")
 OURS = Stay(session=S1, tokens=500)
+THEIRS = Stay(session=S2, tokens=9)
+BROKEN_OFF = Stay(session=S1, tokens=None)
 WARM = SlotSeen(used=True, held=500, busy=False)
+COLD = SlotSeen(used=False, held=None, busy=False)
 SAME = Prompts(shared=480, token="x", place="in the last messages")
 
 
@@ -44,26 +47,54 @@ def evidence(
     [
         ({"prompts": Prompts(shared=100, token="\n", place="in a place")}, "template", r"'\n', in a place"),
         ({"prompts": evolve(SAME, shared=200)}, "template", "went back to token 100"),
-        ({"prompts": evolve(SAME, dated=90), "seen": evolve(WARM, held=0)}, "template", "prints the date"),
+        ({"prompts": evolve(SAME, dated=90)}, "template", "prints the date or the time, at token 90"),
+        (
+            {"prompts": evolve(SAME, dated=300)},
+            "template",
+            "went back to token 100",
+        ),
+        ({"prompts": evolve(SAME, dated=90), "seen": None}, "template", "prints the date"),
+        ({"prompts": evolve(SAME, dated=300), "seen": None}, "unknown", "did not tell of its slots"),
+        ({"prompts": evolve(SAME, dated=300), "seen": evolve(WARM, held=150)}, "other_client", "held 150"),
         ({"prompts": evolve(SAME, dated=50)}, "checkpoint", "--swa-full"),
-        ({"seen": SlotSeen(used=False, held=None, busy=False), "got": 0}, "restart", "begun anew"),
-        ({"last": Stay(session=S2, tokens=9)}, "other_session", "session s2 of this loopd"),
+        ({"seen": COLD, "got": 0}, "restart", "begun anew"),
+        ({"seen": COLD, "got": 0, "prompts": evolve(SAME, shared=9)}, "restart", "begun anew"),
+        ({"seen": COLD, "prompts": evolve(SAME, shared=100), "restored": 500}, "template", "from token 100"),
+        ({"last": THEIRS}, "other_session", "session s2 of this loopd"),
+        ({"last": THEIRS, "seen": None, "prompts": None}, "other_session", "session s2 of this loopd"),
+        ({"last": THEIRS, "prompts": evolve(SAME, shared=110)}, "template", "from token 110"),
+        ({"last": evolve(THEIRS, tokens=None)}, "checkpoint", "held all"),
+        ({"last": evolve(THEIRS, tokens=None), "seen": None}, "unknown", "did not tell of its slots"),
+        ({"last": evolve(THEIRS, tokens=None), "seen": evolve(WARM, held=9)}, "other_session", "session s2"),
+        ({"last": THEIRS, "seen": COLD, "got": 0}, "restart", "begun anew"),
         ({"seen": evolve(WARM, held=0), "got": 0}, "cleared", "-np N"),
         ({"seen": evolve(WARM, held=300)}, "other_client", "held 300 tokens where this session had left 500"),
-        ({"seen": evolve(WARM, busy=True)}, "other_client", "was at it"),
-        ({"seen": evolve(WARM, held=300), "own": None, "last": None}, "other_client", "held 300"),
-        ({}, "checkpoint", "went back to 100"),
-        ({"seen": evolve(WARM, held=501)}, "checkpoint", "held all 501"),
-        ({"own": None, "last": None}, "unknown", "explains nothing"),
+        ({"seen": evolve(WARM, busy=True)}, "other_client", "was at work for that when this request came"),
         (
-            {"own": Stay(session=S1, tokens=None), "seen": evolve(WARM, held=300)},
+            {"seen": evolve(WARM, held=300), "own": None, "last": None},
+            "other_client",
+            "a loopd before this one",
+        ),
+        ({}, "checkpoint", "went back to token 100"),
+        ({"prompts": evolve(SAME, timed=True)}, "unknown", "may print the time"),
+        ({"prompts": evolve(SAME, timed=True), "last": THEIRS}, "other_session", "session s2"),
+        ({"seen": evolve(WARM, held=501)}, "checkpoint", "held all 501"),
+        ({"own": None, "last": None}, "unknown", "another loopd made the completion before"),
+        (
+            {"own": BROKEN_OFF, "last": BROKEN_OFF, "seen": evolve(WARM, held=300)},
             "unknown",
-            "explains nothing",
+            "was broken off",
+        ),
+        (
+            {"own": BROKEN_OFF, "last": BROKEN_OFF, "seen": evolve(WARM, busy=True)},
+            "unknown",
+            "was broken off",
         ),
         ({"seen": None}, "unknown", "did not tell of its slots"),
         ({"seen": evolve(WARM, held=None)}, "unknown", "what a slot holds"),
+        ({"seen": None, "prompts": None}, "unknown", "did not render"),
         ({"prompts": None}, "unknown", "did not render"),
-        ({"left": None}, "unknown", "explains nothing"),
+        ({"left": None}, "unknown", "did not count"),
     ],
 )
 def test_the_evidence_names_the_cause(changes: dict[str, Any], cause: str, words: str) -> None:
@@ -72,8 +103,14 @@ def test_the_evidence_names_the_cause(changes: dict[str, Any], cause: str, words
     assert words in found.detail
 
 
+def test_a_log_that_was_changed_explains_nothing() -> None:
+    found = judge(evolve(evidence(), changed=True))
+    assert found.cause == "unknown"
+    assert "as after an edit or a repair" in found.detail
+
+
 def test_a_restore_that_did_not_help_is_part_of_the_story() -> None:
-    found = judge(evidence(seen=SlotSeen(used=False, held=None, busy=False), restored=450))
+    found = judge(evidence(seen=COLD, restored=450, got=0))
     assert found.cause == "restart"
     assert "a saved state of 450 tokens was restored and did not help" in found.detail
 
@@ -82,7 +119,12 @@ maybe = st.none() | st.integers(0, 1000)
 seen = st.none() | st.builds(SlotSeen, used=st.booleans(), held=maybe, busy=st.booleans())
 stays = st.none() | st.builds(Stay, session=st.sampled_from([S1, S2]), tokens=maybe)
 prompts = st.none() | st.builds(
-    Prompts, shared=st.integers(0, 1000), token=st.text(), place=st.just("here"), dated=maybe
+    Prompts,
+    shared=st.integers(0, 1000),
+    token=st.text(),
+    place=st.just("here"),
+    dated=maybe,
+    timed=st.booleans(),
 )
 
 
@@ -104,13 +146,18 @@ def test_residents_know_who_was_there_before_and_what_a_request_changed() -> Non
 
     residents = Residents()
     residents.enter(asked("s1"), None)
-    residents.leave(asked("s1"), Usage(cache_n=1, prompt_n=9, predicted_n=5))
+    residents.leave(asked("s1"), Usage(cache_n=1, prompt_n=9, predicted_n=5), b"body")
     residents.enter(asked("s2"), WARM)
-    assert residents.before(S2) == Before(seen=WARM, last=Stay(session=S1, tokens=14), own=None)
+    assert residents.before(S2) == Before(
+        seen=WARM, last=Stay(session=S1, tokens=14, sent=mark(b"body")), own=None
+    )
     residents.leave(asked("s2"), Usage())
     residents.enter(asked("s1"), None)
     residents.restored(asked("s1"), 7)
     assert residents.before(S1) == Before(
-        seen=None, last=Stay(session=S2, tokens=None), own=Stay(session=S1, tokens=14), restored=7
+        seen=None,
+        last=Stay(session=S2, tokens=None),
+        own=Stay(session=S1, tokens=14, sent=mark(b"body")),
+        restored=7,
     )
     assert residents.before(SessionId("s3")) is None

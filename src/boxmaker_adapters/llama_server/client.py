@@ -20,9 +20,10 @@ from boxmaker_core.ports import Cancel, Check, Explaining, Inference, Request, S
 
 from . import counting
 from .attempt import Attempt, OnEvent
-from .causes import gather, judge
+from .causes import judge
 from .checks import self_test
 from .encode import encoder
+from .evidence import gather
 from .failures import Again, Verdict
 from .patience import Patience
 from .residents import Residents, answered, session_of
@@ -150,7 +151,7 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
                 self._sizes.forget()
                 self._wait(patience, failed, on_event, cancel)
             else:
-                self._residents.leave(request, completion.usage)
+                self._residents.leave(request, completion.usage, body)
                 if restored is not None and self._saves is not None:
                     self._saves.judge(restored, completion.usage.cache_n)
                 return completion

@@ -26,7 +26,7 @@ ODD = '{ "text":  "one", "n": 1e3, "m": 2.0, "deep": {"a":[1, {"b": null}]} }'
 """Arguments as a model may write them and no JSON library would."""
 _NEAT = {"text": "one", "n": 1000, "m": 2, "deep": {"a": [1, {"b": None}]}}
 _THOUGHT = "I think of it, step by step."
-_DATES = ("%d %b %Y", "%Y-%m-%d", "%d %B %Y", "%B %d, %Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y")
+DATE_FORMS = ("%d %b %Y", "%Y-%m-%d", "%d %B %Y", "%B %d, %Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y")
 
 
 @frozen(kw_only=True)
@@ -196,11 +196,11 @@ class Probe:
         return None if shown is None or shown in given else shown
 
 
-def dates_in(prompt: str, day: date, near: Sequence[int] = (0, -1, 1)) -> str | None:
-    """The date of `day` in a prompt, in one of the usual ways to write it, or of one of the days `near` it,
+def dates_in(prompt: str, day: date) -> str | None:
+    """The date of `day` in a prompt, in one of the usual ways to write it, or of one of the days beside it,
     since the server may live elsewhere."""
-    for days in near:
-        for form in _DATES:
+    for days in (0, -1, 1):
+        for form in DATE_FORMS:
             shown = (day + timedelta(days=days)).strftime(form)
             if shown in prompt:
                 return shown

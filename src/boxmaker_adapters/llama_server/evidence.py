@@ -1,0 +1,145 @@
+"""What shows why the server's cache was lost: what was seen before, and how the server renders both prompts.
+
+It never generates, takes seconds at most, and judges nothing: `causes` does.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from boxmaker_core import records
+from boxmaker_core.accounts import accounts
+from boxmaker_core.cache import Loss
+from boxmaker_core.errors import InferenceError
+from boxmaker_core.ports import Cancel, Request
+from boxmaker_core.records import LogRecord
+
+from .causes import Evidence, Prompts
+from .counting import MOST_TOKENS
+from .encode import Encoder
+from .residents import Before, mark, session_of
+from .server import Server
+from .times import clock_of
+
+GATHER_SECONDS = 10.0
+"""For all questions together: the turn goes on after them."""
+
+
+def gather(
+    server: Server, encode: Encoder, request: Request, loss: Loss, before: Before | None, cancel: Cancel
+) -> Evidence:
+    """What can be known; `request` ends with the `Usage` of the completion that lost.
+
+    Raises ShuttingDown once `cancel` is set.
+    """
+    log = request.records
+    answers = [at for at, record in enumerate(log) if isinstance(record, records.Assistant)]
+    usages = [record.usage for record in log if isinstance(record, records.Usage)]
+    last = usages[-2] if len(usages) > 1 else None
+    left = None
+    if last is not None and last.prompt is not None and last.predicted_n is not None:
+        left = last.prompt + last.predicted_n - 1
+    own = None if before is None else before.own
+    changed = False
+    if len(answers) > 1 and own is not None and own.sent is not None:
+        earlier = Request(baseline=request.baseline, records=log[: answers[-2]], slot=request.slot)
+        changed = mark(encode(earlier)) != own.sent
+    try:
+        prompts = _compare(server, encode, request, answers[-2:], cancel) if len(answers) > 1 else None
+    except InferenceError:
+        prompts = None
+    return Evidence(
+        session=session_of(request),
+        slot=request.slot,
+        loss=loss,
+        left=left,
+        before=before,
+        prompts=prompts,
+        changed=changed,
+    )
+
+
+def _compare(
+    server: Server, encode: Encoder, request: Request, answers: Sequence[int], cancel: Cancel
+) -> Prompts | None:
+    """Raises InferenceError."""
+    end = time.monotonic() + GATHER_SECONDS
+
+    def ask(path: str, body: bytes | None = None) -> Any:
+        left = max(0.1, end - time.monotonic())
+        return server.ask(path, body, seconds=left, cancel=cancel, values=MOST_TOKENS)
+
+    bodies = [
+        encode(Request(baseline=request.baseline, records=request.records[:at], slot=request.slot))
+        for at in answers
+    ]
+    texts = []
+    for body in bodies:
+        answer = ask("/apply-template", body)
+        texts.append(answer.get("prompt") if isinstance(answer, dict) else None)
+    earlier, newest = texts
+    if not isinstance(earlier, str) or not isinstance(newest, str):
+        return None
+    one, two = (_pieces(ask("/tokenize", _tokenize(text))) for text in (earlier, newest))
+    if one is None or two is None:
+        return None
+    pairs = zip(one, two, strict=False)
+    shared = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))
+    # A prompt is made when the record before its answer is there, and lasts until the answer is.
+    then, now = (_local(request.records[at]) for at in (answers[0] - 1, answers[1]))
+    clock = clock_of(_template(ask), request.baseline.chat_template_kwargs)
+    shown, dated = clock.shown(earlier, bodies[0].decode(errors="replace"), then, now), None
+    if shown is not None:
+        before_it = _pieces(ask("/tokenize", _tokenize(earlier[: earlier.index(shown)])))
+        dated = None if before_it is None else len(before_it)
+    return Prompts(
+        shared=shared,
+        token=two[shared] if shared < len(two) else "",
+        place=_place(request.records[: answers[-1]], shared),
+        dated=dated,
+        timed=clock.changed(then, now),
+    )
+
+
+def _tokenize(text: str) -> bytes:
+    """With the special tokens that a server puts around each prompt: its own counts have them."""
+    body = {"content": text, "add_special": True, "parse_special": True, "with_pieces": True}
+    return json.dumps(body).encode()
+
+
+def _pieces(answer: Any) -> list[str] | None:
+    """The tokens' texts; what is no text stands as bytes."""
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list):
+        return None
+    return [str(token.get("piece")) if isinstance(token, dict) else str(token) for token in tokens]
+
+
+def _template(ask: Callable[[str], Any]) -> Any:
+    """Its source; None if the server does not show it."""
+    try:
+        props = ask("/props")
+    except InferenceError:
+        return None
+    return props.get("chat_template") if isinstance(props, dict) else None
+
+
+def _local(record: LogRecord) -> datetime:
+    return record.time.astimezone()  # the template prints the server's own time
+
+
+def _place(log: Sequence[LogRecord], token: int) -> str:
+    """Where in the conversation a token is, by the sizes that the log has of the prompts."""
+    for account in accounts(log):
+        if account.prompt is None:
+            break
+        if token < account.prompt:
+            if account.number == 1:
+                return "in the system text, the tools or the first message"
+            what = "after" if account.ideal is not None and token >= account.ideal else "in"
+            return f"{what} the model's message {account.number - 1}"
+    return "in the last messages"
