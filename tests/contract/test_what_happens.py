@@ -175,10 +175,14 @@ def test_an_edit_that_leaves_a_legal_log_is_what_happened_and_its_cost_is_record
     llama.script(answer("one", prompt_n=400), answer("two", cache_n=50, prompt_n=360))
     with serve(folder, llama) as daemon:
         daemon.turn("s", "hi")
-        log_file(folder).write_text(log_file(folder).read_text().replace('"one"', '"another"'))
+        log_file(folder).write_text(log_file(folder).read_text().replace('"hi"', '"ho"'))
         messages = daemon.turn("s", "again", resume=True)
-    assert TurnEvent(event=events.CacheLoss(expected=400, got=50)) in messages
-    assert llama.chats[1].body["messages"][2] == {"role": "assistant", "content": "another"}
+    told = [message.event for message in messages if isinstance(message, TurnEvent)]
+    (loss,) = [event for event in told if isinstance(event, events.CacheLoss)]
+    assert (loss.expected, loss.got, loss.cause) == (400, 50, "unknown")
+    assert loss.detail is not None
+    assert "the log no longer says what was sent before" in loss.detail
+    assert llama.chats[1].body["messages"][1] == {"role": "user", "content": "ho"}
     assert [record["got"] for record in log(folder) if record["type"] == "cache_loss"] == [50]
 
 

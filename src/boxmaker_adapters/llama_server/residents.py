@@ -6,6 +6,7 @@ It is what a loss of the cache is explained with: what the slot held before the 
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import OrderedDict
 from typing import TypeVar
 
@@ -25,10 +26,12 @@ KEPT = 1024
 
 @frozen(kw_only=True)
 class Stay:
-    """A use of a slot: ``session`` left ``tokens`` in it, None if nobody knows how many."""
+    """A use of a slot: ``session`` left ``tokens`` in it, None if nobody knows how many. ``sent`` tells one
+    request's bytes from another's."""
 
     session: SessionId
     tokens: int | None
+    sent: int | None = None
 
 
 @frozen(kw_only=True)
@@ -66,14 +69,16 @@ class Residents:
         with self._guard:
             _keep(self._before, name, evolve(self._before[name], restored=tokens))
 
-    def leave(self, request: Request, usage: Usage) -> None:
-        """It has been sent; `usage` is what was told of it, if anything."""
+    def leave(self, request: Request, usage: Usage, body: bytes | None = None) -> None:
+        """It has been sent, as `body`; `usage` is what was told of it, if anything."""
         name = session_of(request)
         tokens = None
         if usage.prompt is not None and usage.predicted_n is not None:
             tokens = usage.prompt + usage.predicted_n - 1  # the last token is never evaluated
         with self._guard:
-            stay = self._last[request.slot] = Stay(session=name, tokens=tokens)
+            stay = self._last[request.slot] = Stay(
+                session=name, tokens=tokens, sent=None if body is None else mark(body)
+            )
             _keep(self._own, name, stay)
 
     def before(self, session: SessionId) -> Before | None:
@@ -87,6 +92,11 @@ def _keep(kept: OrderedDict[SessionId, T], name: SessionId, value: T) -> None:
     kept.move_to_end(name)
     if len(kept) > KEPT:
         kept.popitem(last=False)
+
+
+def mark(body: bytes) -> int:
+    """A number that another request hardly has."""
+    return len(body) << 32 | zlib.crc32(body)
 
 
 def session_of(request: Request) -> SessionId:
