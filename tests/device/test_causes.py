@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fakes.tiny_models import hybrid, sliding_window
 from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
 from boxmaker_adapters.jsonl_store import JsonlStore
 from boxmaker_adapters.llama_server.client import LlamaServer
+from boxmaker_adapters.llama_server.saves import Saving
 from boxmaker_adapters.scripted import FakeClock
 from boxmaker_core import CORE, Loop, Registry, SessionId, assemble, records
 from boxmaker_core.errors import TurnLimit
@@ -28,11 +30,17 @@ class Talk:
     """Sessions on one server, through one driver, each turn of a few tokens."""
 
     def __init__(
-        self, engine: LlamaProcess, home: Path, slots: tuple[int, ...] = (0,), **sampling: Any
+        self,
+        engine: LlamaProcess,
+        home: Path,
+        slots: tuple[int, ...] = (0,),
+        saving: Saving | None = None,
+        **sampling: Any,
     ) -> None:
         self.engine, self.home = engine, home
-        clock = FakeClock()
-        self.driver = LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 4, **sampling})
+        self.clock = clock = FakeClock()
+        sampling = {"temperature": 0, "max_tokens": 4, **sampling}
+        self.driver = LlamaServer(engine.url, sampling=sampling, saving=saving)
         self.loop = Loop(
             inference=self.driver,
             store=JsonlStore(home, sync=False),
@@ -48,11 +56,15 @@ class Talk:
         with suppress(TurnLimit):  # the few tokens seldom are an answer
             self.loop.turn(session, text, resume=resume)
 
-    def causes(self, session: str = "s1") -> list[str | None]:
+    def losses(self, session: str) -> list[records.CacheLoss]:
         log = JsonlStore(self.home).read(SessionId(session)).records
-        losses = [record for record in log if isinstance(record, records.CacheLoss)]
-        assert all(loss.detail for loss in losses)
-        return [loss.cause for loss in losses]
+        return [record for record in log if isinstance(record, records.CacheLoss)]
+
+    def causes(self, session: str = "s1") -> list[str | None]:
+        return [loss.cause for loss in self.losses(session)]
+
+    def details(self, session: str = "s1") -> list[str]:
+        return [loss.detail or "" for loss in self.losses(session)]
 
     def stranger(self, slot: int = 0) -> None:
         """Another client's request."""
@@ -78,11 +90,27 @@ def test_a_template_that_rewrites_is_named_with_the_first_other_token(tmp_path: 
         talk.turn()
         talk.turn()
     assert talk.causes() == ["template"]
-    log = JsonlStore(tmp_path).read(SessionId("s1")).records
-    (loss,) = [record for record in log if isinstance(record, records.CacheLoss)]
-    assert loss.detail is not None
-    assert "from token 0 on, which is now '4'" in loss.detail
-    assert "in the system text, the tools or the first message" in loss.detail
+    (detail,) = talk.details()
+    assert "from token 0 on, which is now '4'" in detail
+    assert "in the system text, the tools or the first message" in detail
+
+
+def test_a_date_that_the_template_prints_is_named(tmp_path: Path) -> None:
+    """A night passes as the zone of the server changes; what was in its slot is brought back."""
+    dated = "{{- 'Today is ' ~ strftime_now('%d %B %Y') ~ '.' -}}" + OWN_TEMPLATE.read_text()
+    states = tmp_path / "states"
+    states.mkdir()
+    with LlamaProcess(chat_template=dated, slot_save_path=f"{states}/", cache_ram_mib=0) as engine:
+        for hours in (-12, 14):
+            engine.kill()
+            engine.start(TZ=f"XXX{-hours:+d}")
+            talk = Talk(engine, tmp_path, saving=Saving(folder=states, budget=10**9), max_tokens=60)
+            talk.clock.now = (datetime.now(UTC) + timedelta(hours=hours)).replace(tzinfo=None).astimezone()
+            talk.turn(text="hi")
+            talk.driver.close()  # by then the slot is saved
+    assert talk.causes() == ["template"]
+    assert "the chat template prints the date or the time, at token" in talk.details()[0]
+    assert "was restored" in talk.details()[0]
 
 
 def test_another_client_is_named(engine: LlamaProcess, tmp_path: Path) -> None:

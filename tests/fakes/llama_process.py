@@ -60,13 +60,14 @@ class LlamaProcess:
     ) -> None:
         self.kill()
 
-    def start(self) -> None:
+    def start(self, **variables: str) -> None:
+        """With these variables in its environment."""
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "fakes.llama_process", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment(),
+            env=environment(**variables),
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -60,6 +60,11 @@ def evidence(
         ({"seen": COLD, "got": 0}, "restart", "begun anew"),
         ({"seen": COLD, "got": 0, "prompts": evolve(SAME, shared=9)}, "restart", "begun anew"),
         ({"seen": COLD, "prompts": evolve(SAME, shared=100), "restored": 500}, "template", "from token 100"),
+        (
+            {"seen": COLD, "prompts": evolve(SAME, dated=3), "restored": 500, "got": 3},
+            "template",
+            "at token 3",
+        ),
         ({"last": THEIRS}, "other_session", "session s2 of this loopd"),
         ({"last": THEIRS, "seen": None, "prompts": None}, "other_session", "session s2 of this loopd"),
         ({"last": THEIRS, "prompts": evolve(SAME, shared=110)}, "template", "from token 110"),

@@ -56,8 +56,10 @@ class Evidence:
     @property
     def emptied(self) -> bool:
         """Nothing was there to be reused, and nothing was."""
-        seen = self.before.seen if self.before is not None else None
-        return seen is not None and (not seen.used or seen.held == 0) and self.loss.got <= TOLERANCE
+        if self.before is None or self.before.seen is None or self.before.restored is not None:
+            return False
+        seen = self.before.seen
+        return (not seen.used or seen.held == 0) and self.loss.got <= TOLERANCE
 
     @property
     def untouched(self) -> bool:
