@@ -62,6 +62,21 @@ def test_a_state_that_was_not_written_whole_is_not_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_no_plain_file_is_left_alone(tmp_path: Path) -> None:
+    part = tmp_path / part_name(KEY)
+    other = tmp_path / "somebody.else"
+    other.write_bytes(b"x" * 10)
+    part.symlink_to(other)
+    with pytest.raises(OSError):
+        keep(tmp_path, KEY, 10, 1000)
+    assert (part.is_symlink(), other.read_bytes()) == (True, b"x" * 10)
+    part.unlink()
+    os.mkfifo(part)
+    with pytest.raises(NotKept, match="no plain file"):
+        keep(tmp_path, KEY, 0, 1000)
+    assert states(tmp_path) == []
+
+
 def test_the_least_recently_used_go_first_and_strangers_stay(tmp_path: Path) -> None:
     (tmp_path / "somebody.else").write_bytes(b"x" * 5000)
     (tmp_path / f"{KEY}.7.slot").symlink_to(tmp_path / "somebody.else")

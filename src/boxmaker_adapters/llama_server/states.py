@@ -91,9 +91,15 @@ def keep(folder: Path, key: str, written: int | None, budget: int) -> None:
     """Give the state that the server has just written, of `written` bytes, its final name, and make room for
     it. Raises NotKept, OSError."""
     part = folder / part_name(key)
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-        size = os.fstat(file.fileno()).st_size
+    written_to = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(written_to)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotKept(f"{part} is no plain file")
+        os.fsync(written_to)
+    finally:
+        os.close(written_to)
+    size = status.st_size
     if size != written:
         part.unlink()
         raise NotKept(f"{part} has {size} bytes where the server wrote {written}: it was removed")
