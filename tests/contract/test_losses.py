@@ -25,6 +25,8 @@ from boxmaker_core.events import CacheLoss, Content, TurnEvent
 RENDER, TOKENIZE, SLOTS = "/apply-template", "/tokenize", "/slots"
 EVE = datetime(2026, 11, 30, 12, tzinfo=UTC)
 OK = "ok."
+BEGIN = "\x02"
+"""The token that the server puts before each prompt by itself."""
 
 
 class Remembering:
@@ -52,7 +54,7 @@ class Remembering:
         return {"id": 0, "n_ctx": 4096, "is_processing": False, **used, **self.shown}
 
     def chat(self, body: Any) -> Reply:
-        prompt = self.render(body["messages"])
+        prompt = BEGIN + self.render(body["messages"])
         pairs = zip(self.held or "", prompt, strict=False)
         reused = next(
             (at for at, (a, b) in enumerate(pairs) if a != b), min(len(self.held or ""), len(prompt))
@@ -65,9 +67,11 @@ class Remembering:
 
 def pieces(body: Any) -> list[Any]:
     """As the server tells them: what is no text by itself stands as its bytes."""
+    tokens = letters((BEGIN if body.get("add_special") else "") + body["content"])
+    if not body.get("with_pieces"):
+        return list(tokens)
     return [
-        {"id": token, "piece": chr(token) if token < 128 else list(chr(token).encode())}
-        for token in letters(body["content"])
+        {"id": token, "piece": chr(token) if token < 128 else list(chr(token).encode())} for token in tokens
     ]
 
 
@@ -145,7 +149,7 @@ def test_a_template_that_rewrites_is_named_with_its_first_other_token_and_the_pl
     talk.turn()
     talk.turn()
     place = plain([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "this is the f"}])
-    at = place.index("this is the f") + len("this is the f")
+    at = place.index("this is the f") + len("this is the f") + len(BEGIN)
     assert talk.loss.cause == "template"
     assert f"from token {at} on, which is now '[195, 169]', in the system text" in (talk.loss.detail or "")
 
@@ -180,7 +184,7 @@ def test_a_template_that_prints_the_time_in_a_way_of_its_own_is_found_by_its_sou
     talk.clock.now += timedelta(minutes=5)
     talk.turn()
     assert talk.loss.cause == "template"
-    assert "the time, at token 9" in (talk.loss.detail or "")
+    assert "the time, at token 10" in (talk.loss.detail or "")
 
 
 @pytest.mark.parametrize("by_template", [True, False], ids=["printed", "said"])
@@ -201,7 +205,7 @@ def test_a_date_that_the_template_prints_is_named_and_one_that_was_said_is_not(
         model.held = "something else"
     talk.turn()
     assert talk.loss.cause == ("template" if by_template else "other_client")
-    assert ("prints the date or the time, at token 12" in (talk.loss.detail or "")) == by_template
+    assert ("prints the date or the time, at token 13" in (talk.loss.detail or "")) == by_template
 
 
 def test_another_session_is_named_even_where_the_server_hides_its_slots_and_cannot_render(

@@ -72,6 +72,9 @@ def evidence(
         ({"last": evolve(THEIRS, tokens=None), "seen": None}, "unknown", "did not tell of its slots"),
         ({"last": evolve(THEIRS, tokens=None), "seen": evolve(WARM, held=9)}, "other_session", "session s2"),
         ({"last": THEIRS, "seen": COLD, "got": 0}, "restart", "begun anew"),
+        ({"last": THEIRS, "seen": evolve(WARM, held=0), "got": 0}, "other_session", "session s2"),
+        ({"seen": evolve(WARM, held=0), "got": 0, "prompts": evolve(SAME, shared=9)}, "cleared", "-np N"),
+        ({"seen": evolve(WARM, held=0), "prompts": evolve(SAME, shared=100)}, "template", "from token 100"),
         ({"seen": evolve(WARM, held=0), "got": 0}, "cleared", "-np N"),
         ({"seen": evolve(WARM, held=300)}, "other_client", "held 300 tokens where this session had left 500"),
         ({"seen": evolve(WARM, busy=True)}, "other_client", "was at work for that when this request came"),
@@ -118,6 +121,11 @@ def test_a_restore_that_did_not_help_is_part_of_the_story() -> None:
     found = judge(evidence(seen=COLD, restored=450, got=0))
     assert found.cause == "restart"
     assert "a saved state of 450 tokens was restored and did not help" in found.detail
+
+
+def test_a_detail_has_its_bound() -> None:
+    long = Prompts(shared=100, token="x" * 900, place="in " * 300)
+    assert len(judge(evidence(prompts=long)).detail) == DETAIL
 
 
 maybe = st.none() | st.integers(0, 1000)
