@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from boxmaker_core.ports import Request
 
 SAVE, RESTORE = "/slots/0?action=save", "/slots/0?action=restore"
 STATE = b"x" * 100
+HELD = 20
+"""Tokens in the slot after an answer; the prompts here have 14 at most."""
 
 
 class Slots:
@@ -40,17 +42,19 @@ class Slots:
 
     def save(self, body: Any) -> Reply:
         (self.folder / body["filename"]).write_bytes(STATE)
-        return json_reply({"n_saved": 9, "n_written": len(STATE)})
+        return json_reply({"n_saved": HELD, "n_written": len(STATE)})
 
     def restore(self, body: Any) -> Reply:
         self.restored.append(body["filename"])
-        return json_reply({"n_restored": 9})
+        return json_reply({"n_restored": HELD})
 
 
 @pytest.fixture
 def server() -> Iterator[FakeLlama]:
     with FakeLlama() as fake:
         yield fake
+        while MADE:  # a save that went on would log into the next test
+            MADE.pop().close()
 
 
 @pytest.fixture
@@ -58,8 +62,12 @@ def slots(server: FakeLlama, tmp_path: Path) -> Slots:
     return Slots(server, tmp_path)
 
 
+MADE: list[LlamaServer] = []
+
+
 def driver_of(server: FakeLlama, folder: Path | None, budget: int = 1000) -> LlamaServer:
-    return LlamaServer(server.url, saving=Saving(folder=folder, budget=budget))
+    MADE.append(LlamaServer(server.url, saving=Saving(folder=folder, budget=budget)))
+    return MADE[-1]
 
 
 def later(name: str = "s1") -> Request:
@@ -152,7 +160,7 @@ def test_another_session_of_ours_makes_room_only_if_it_is_there_as_it_was_saved(
     server: FakeLlama, slots: Slots
 ) -> None:
     driver = driver_of(server, slots.folder)
-    for name, held in (("s1", 0), ("s2", 9), ("s1", 9), ("s2", 8), ("s1", 9)):
+    for name, held in (("s1", 0), ("s2", HELD), ("s1", HELD), ("s2", HELD - 1), ("s1", HELD)):
         slots.slot = {"id": 0, "is_processing": False, "id_task": 1, "n_prompt_tokens": held}
         server.script(answer("a"))
         ask(driver, later(name))
@@ -203,7 +211,7 @@ def test_a_save_that_fails_is_told_and_harms_nobody(
 
 def test_half_a_state_is_not_kept(server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture) -> None:
     server.answers[SAVE] = lambda body: (
-        evolve(slots.save(body)) and json_reply({"n_saved": 9, "n_written": 7})
+        evolve(slots.save(body)) and json_reply({"n_saved": HELD, "n_written": 7})
     )
     driver = driver_of(server, slots.folder)
     server.script(answer("one"))
@@ -239,6 +247,47 @@ def test_without_a_folder_only_what_this_process_saved_is_restored(server: FakeL
     server.script(answer("three"))
     ask(driver_of(server, None), later())
     assert len(slots.restored) == 1
+
+
+def test_an_empty_slot_never_takes_the_place_of_a_state(
+    server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server began anew, or emptied the slot, between the answer and the save."""
+    good = iter([True])
+
+    def save(body: Any) -> Reply:
+        written = slots.save(body)
+        return written if next(good, False) else json_reply({"n_saved": 0, "n_written": len(STATE)})
+
+    server.answers[SAVE] = save
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one", prompt_n=9), answer("two", cache_n=9, prompt_n=5))
+    with caplog.at_level(logging.WARNING):
+        ask(driver, request())
+        ask(driver, request())
+        driver.close()
+    assert caplog.messages == [
+        "a slot held 0 tokens when it was saved, after a prompt of 14: not kept (told once)"
+    ]
+    (state,) = slots.folder.iterdir()
+    server.script(answer("three"))
+    ask(driver_of(server, slots.folder), later(logs.start().session))
+    assert slots.restored == [state.name]
+
+
+def test_without_a_folder_a_state_that_was_broken_off_is_not_restored(
+    server: FakeLlama, slots: Slots
+) -> None:
+    """It would be half a file, under the name that a whole one had."""
+    replies: Iterator[Callable[[Any], Reply]] = iter([slots.save, lambda _: hang_up()])
+    server.answers[SAVE] = lambda body: next(replies, slots.save)(body)
+    driver = driver_of(server, None)
+    server.script(*(answer("a") for _ in range(4)))
+    restored = []
+    for _ in range(4):
+        ask(driver, later())
+        restored.append(len(slots.restored))
+    assert restored == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from boxmaker_adapters.llama_server.states import (
     State,
     find,
     keep,
+    mark_used,
     part_name,
     state_key,
     states,
@@ -93,6 +94,36 @@ def test_a_state_over_the_budget_by_itself_goes_and_is_told(tmp_path: Path) -> N
     with pytest.raises(NotKept, match="save_budget"):
         save(tmp_path, size=11, budget=10)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_stays_though_the_others_are_dated_later(tmp_path: Path) -> None:
+    """The clock was set back since they were used."""
+    later = state_key(SessionId("later"), 1)
+    save(tmp_path, later)
+    age(tmp_path, f"{later}.10.slot", 9_999_999_999)
+    save(tmp_path, KEY, budget=15)
+    assert [state.key for state in states(tmp_path)] == [KEY]
+
+
+def test_a_state_over_the_budget_takes_no_other_along(tmp_path: Path) -> None:
+    other = state_key(SessionId("other"), 1)
+    save(tmp_path, other)
+    save(tmp_path, KEY)
+    with pytest.raises(NotKept, match="save_budget"):
+        save(tmp_path, KEY, size=31, budget=30)
+    assert {state.name for state in states(tmp_path)} == {f"{other}.10.slot", f"{KEY}.10.slot"}
+
+
+def test_a_state_that_is_marked_is_the_last_used_and_one_that_is_gone_stays_gone(tmp_path: Path) -> None:
+    save(tmp_path)
+    age(tmp_path, f"{KEY}.10.slot", 1)
+    mark_used(tmp_path, f"{KEY}.10.slot")
+    (state,) = states(tmp_path)
+    assert state.used > 1
+    (tmp_path / state.name).unlink()
+    with pytest.raises(FileNotFoundError):
+        mark_used(tmp_path, state.name)
+    assert states(tmp_path) == []
 
 
 def test_what_a_killed_server_left_counts_and_goes(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
         with self._gate.hold(request.slot, on_event, cancel) as ticket:
             completion = self._ask(body, request, on_event, cancel)
             if self._saves is not None and not completion.tool_calls:  # the turn is over
-                ticket.handed_over = self._saves.later(request, ticket.release)
+                ticket.handed_over = self._saves.later(request, completion.usage, ticket.release)
         return self._with_raw(request.baseline, completion, cancel)
 
     def _ask(self, body: bytes, request: Request, on_event: OnEvent, cancel: Cancel) -> Completion:

@@ -18,14 +18,14 @@ from typing import Any
 from attrs import define, field, frozen
 
 from boxmaker_core.errors import InferenceError
-from boxmaker_core.messages import SessionId
+from boxmaker_core.messages import SessionId, Usage
 from boxmaker_core.ports import Cancel, Check, Request
 
 from .failures import whole
 from .residents import Before, session_of
 from .server import Refused, Server
 from .slots import SlotSeen
-from .states import NotKept, find, keep, part_name, state_key, states
+from .states import NotKept, drop, find, keep, mark_used, part_name, state_key, states
 
 LOG = logging.getLogger(__name__)
 
@@ -51,8 +51,11 @@ class Saving:
 
 @frozen(kw_only=True)
 class _Order:
+    """``least``: the tokens that the slot holds at least, if it still has that conversation."""
+
     session: SessionId
     slot: int
+    least: int
     release: Callable[[], None]
 
 
@@ -73,8 +76,9 @@ class Saves:
     _kept: dict[str, str] = field(factory=dict, init=False)
     """The names of states whose folder cannot be seen, by what they begin with; saved by this process."""
 
-    def later(self, request: Request, release: Callable[[], None]) -> bool:
+    def later(self, request: Request, usage: Usage, release: Callable[[], None]) -> bool:
         """Save the slot of `request` in the background, then `release` it; nobody may use it until then.
+        `usage` is what was told of the completion that it holds now.
 
         False, and nothing is done, once it is closed.
         """
@@ -84,7 +88,10 @@ class Saves:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="slot-saver", daemon=True)
                 self._thread.start()
-            self._orders.put(_Order(session=session_of(request), slot=request.slot, release=release))
+            least = max(1, usage.prompt or 0)
+            self._orders.put(
+                _Order(session=session_of(request), slot=request.slot, least=least, release=release)
+            )
             return True
 
     def close(self) -> None:
@@ -110,19 +117,29 @@ class Saves:
     def _save(self, order: _Order) -> None:
         key = state_key(order.session, self._model())
         part = part_name(key)
+        self._kept.pop(key, None)  # the server begins to write over it, and may die of that
         answer = self._act(order.slot, "save", part, None)
         written, saved = whole(answer.get("n_written")), whole(answer.get("n_saved"))
-        if self.saving.folder is None:
-            self._kept[key] = part
-        elif not self._keep(self.saving.folder, key, written):
+        if not self._keep(key, order.least, saved, written):
             return
         if saved is not None:
             self._held[order.slot] = (order.session, saved)
 
-    def _keep(self, folder: Path, key: str, written: int | None) -> bool:
-        """See `states.keep`; what keeps it from being so is told."""
+    def _keep(self, key: str, least: int, saved: int | None, written: int | None) -> bool:
+        """Keep what was just saved for the next restore; what keeps it from being so is told."""
+        folder = self.saving.folder
         try:
-            keep(folder, key, written, self.saving.budget)
+            if saved is not None and saved < least:
+                # The server began anew or emptied the slot: an older state is better than that.
+                if folder is not None:
+                    drop(folder, key)
+                raise NotKept(
+                    f"a slot held {saved} tokens when it was saved, after a prompt of {least}: not kept"
+                )
+            if folder is None:
+                self._kept[key] = part_name(key)
+            else:
+                keep(folder, key, written, self.saving.budget)
         except NotKept as error:
             self._tell(str(error), "kept")
             return False
@@ -155,7 +172,7 @@ class Saves:
         self._held.pop(request.slot, None)
         if self.saving.folder is not None:
             try:
-                (self.saving.folder / name).touch()  # used now
+                mark_used(self.saving.folder, name)
             except OSError as error:
                 self._tell(f"{name} cannot be marked as used: {error.strerror}", "mark")
         return tokens

@@ -61,8 +61,13 @@ def states(folder: Path) -> list[State]:
     found = []
     for path in folder.iterdir():
         name = _NAME.fullmatch(path.name)
-        status = path.lstat() if name else None
-        if name and status and stat.S_ISREG(status.st_mode):
+        if name is None:
+            continue
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue  # another loopd shares the folder, and has just removed it
+        if stat.S_ISREG(status.st_mode):
             size = status.st_size
             found.append(
                 State(
@@ -104,11 +109,26 @@ def keep(folder: Path, key: str, written: int | None, budget: int) -> None:
         part.unlink()
         raise NotKept(f"{part} has {size} bytes where the server wrote {written}: it was removed")
     name = f"{key}.{size}.slot"
-    part.rename(folder / name)
-    for state in states(folder):
-        if state.key == key and state.name != name:
-            (folder / state.name).unlink(missing_ok=True)
-    for state in surplus(states(folder), budget):
+    fits = size <= budget
+    if fits:
+        part.rename(folder / name)
+    else:
+        part.unlink()
+    others = [state for state in states(folder) if state.name != name]
+    before = [state for state in others if fits and state.key == key]
+    left = [state for state in others if state not in before]
+    # The new one is not among those that may go: the clock may have been set back since the others were used.
+    for state in (*before, *surplus(left, budget - size if fits else budget)):
         (folder / state.name).unlink(missing_ok=True)
-        if state.name == name:
-            raise NotKept(f"a state of {size} bytes is over [slots] save_budget by itself: it was removed")
+    if not fits:
+        raise NotKept(f"a state of {size} bytes is over [slots] save_budget by itself: it was removed")
+
+
+def drop(folder: Path, key: str) -> None:
+    """Remove what the server has just written. Raises OSError."""
+    (folder / part_name(key)).unlink()
+
+
+def mark_used(folder: Path, name: str) -> None:
+    """So that it goes later than those not used since. Raises OSError."""
+    os.utime(folder / name, follow_symlinks=False)
