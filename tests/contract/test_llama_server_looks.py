@@ -201,7 +201,7 @@ def check(driver: LlamaServer, slot: int = 0) -> dict[str, tuple[str, str]]:
 def test_a_healthy_server_passes_and_generates_nothing(server: FakeLlama, driver: LlamaServer) -> None:
     found = check(driver, slot=1)
     assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(
-        ["server", "access", "context", "slot", "template", "history"], "ok"
+        ["server", "access", "context", "slot", "save", "template", "history"], "ok"
     )
     assert server.chats == []
 

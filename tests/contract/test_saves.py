@@ -293,7 +293,7 @@ def test_without_a_folder_a_state_that_was_broken_off_is_not_restored(
 @pytest.mark.parametrize(
     ("reply", "folder", "status", "words"),
     [
-        (error(400, "Invalid filename"), True, "ok", "1 states, 0 of 1 MiB"),
+        (error(400, "Invalid filename"), True, "ok", "1 state, 0 of 1 MiB"),
         (error(400, "Invalid filename"), False, "warn", "nobody removes old states"),
         (error(501, "off", "not_supported_error"), True, "warn", "--slot-save-path"),
         (hang_up(), True, "warn", "closed the connection"),
@@ -310,3 +310,25 @@ def test_the_self_test_tells_whether_slots_are_saved(
     assert words in f"{found.found} {found.remedy}"
     asked = [json.loads(got.raw) for got in server.requests if got.path == RESTORE]
     assert asked == [{"filename": "/"}]
+
+
+def test_the_self_test_says_that_slots_are_not_saved_if_nobody_asked_for_it(server: FakeLlama) -> None:
+    found = {check.name: check for check in LlamaServer(server.url).self_test(request().baseline, [0])}
+    assert (found["save"].status, found["save"].found[:3]) == ("ok", "off")
+    assert server.count(RESTORE) == 0
+
+
+def test_the_self_test_warns_of_a_folder_that_everybody_may_use(server: FakeLlama, slots: Slots) -> None:
+    server.answers[RESTORE] = error(400, "Invalid filename")
+    slots.folder.chmod(0o755)
+    driver = driver_of(server, slots.folder)
+    found = {check.name: check for check in driver.self_test(request().baseline, [0])}["save"]
+    assert (found.status, "0 states" in found.found) == ("warn", True)
+    assert found.remedy == f"chmod o= '{slots.folder}'"
+
+
+def test_a_server_that_is_not_there_is_told_once(slots: Slots) -> None:
+    with FakeLlama() as gone:
+        url = gone.url
+    driver = LlamaServer(url, saving=Saving(folder=slots.folder, budget=1))
+    assert [check.name for check in driver.self_test(request().baseline, [0])] == ["server"]

@@ -18,6 +18,8 @@ from boxmaker_core.ports import Check
 from .counting import context_of
 from .encode import Encoder
 from .failures import refusal_of_text, whole
+from .save_checks import save_check
+from .saves import Saving
 from .server import NO_ANSWER, NOT_A_SERVER, PROBE_SECONDS, Refused, Server, Trouble, remedy
 from .settling import Settler
 from .template_checks import template_checks
@@ -31,6 +33,7 @@ def self_test(
     *,
     slots: Sequence[int],
     load_timeout: float,
+    saving: Saving | None = None,
 ) -> Iterator[Check]:
     """See `ports.SelfTesting`. Waits up to `load_timeout` seconds for a model that is being loaded."""
     up = _up(server, load_timeout)
@@ -50,6 +53,7 @@ def self_test(
     yield Check(name="access", status="ok", found=_identity(props))
     yield _context(props)
     yield _slots(server, props, slots)
+    yield save_check(server, saving)
     yield from template_checks(server, encode, settler, baseline, slots[0], props)
 
 

@@ -119,9 +119,8 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
             baseline,
             slots=slots,
             load_timeout=self._load_timeout,
+            saving=None if self._saves is None else self._saves.saving,
         )
-        if self._saves is not None:
-            yield self._saves.check()
 
     def settle(self, baseline: Baseline) -> Baseline:
         """See `ports.Settling`. A server that cannot render is served in fields."""

@@ -19,13 +19,13 @@ from attrs import define, field, frozen
 
 from boxmaker_core.errors import InferenceError
 from boxmaker_core.messages import SessionId, Usage
-from boxmaker_core.ports import Cancel, Check, Request
+from boxmaker_core.ports import Cancel, Request
 
 from .failures import whole
 from .residents import Before, session_of
 from .server import Refused, Server
 from .slots import SlotSeen
-from .states import NotKept, drop, find, keep, mark_used, part_name, state_key, states
+from .states import NotKept, drop, find, keep, mark_used, part_name, state_key
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ CLOSE_SECONDS = 10.0
 
 MIB = 1024 * 1024
 
-_REMEDY = "start llama-server with --slot-save-path FOLDER, or set [slots] save = false"
+REMEDY = "start llama-server with --slot-save-path FOLDER, or set [slots] save = false"
 _MODEL = ("model_path", "model_alias", "model_ftype", "build_info")
 
 
@@ -182,40 +182,6 @@ class Saves:
         if reused is not None and reused < restored // 2:
             LOG.warning("a restored state of %d tokens did not help: %d were reused", restored, reused)
 
-    def check(self) -> Check:
-        """Whether the server saves slots, and what is saved; disturbs no slot."""
-        try:
-            # No name may have a slash, so this is refused for its name if saving is on.
-            self._act(0, "restore", "/", None)
-        except Refused as error:
-            if error.refusal.status != 400:
-                return Check(
-                    name="save", status="warn", found=f"slots are not saved: {error.refusal}", remedy=_REMEDY
-                )
-        except InferenceError as error:
-            return Check(name="save", status="warn", found=str(error), remedy=_REMEDY)
-        folder = self.saving.folder
-        if folder is None:
-            return Check(
-                name="save",
-                status="warn",
-                found="slots are saved, but nobody removes old states",
-                remedy="name the folder of --slot-save-path with [slots] save_folder",
-            )
-        try:
-            there = states(folder)
-        except OSError as error:
-            return Check(
-                name="save",
-                status="warn",
-                found=f"{folder} cannot be read: {error.strerror}",
-                remedy="name the folder of --slot-save-path with [slots] save_folder",
-            )
-        size = sum(state.size for state in there) / MIB
-        budget = self.saving.budget / MIB
-        found = f"{len(there)} states, {size:.0f} of {budget:.0f} MiB"
-        return Check(name="save", status="ok", found=found)
-
     def _replaceable(self, request: Request, before: Before) -> bool:
         """Whether the slot holds another session of ours, just as it was saved."""
         saved = self._held.get(request.slot)
@@ -270,5 +236,5 @@ def _kind(error: InferenceError) -> str:
 
 def _hint(error: InferenceError) -> str:
     if isinstance(error, Refused) and error.refusal.status == 501:
-        return f"; {_REMEDY}"
+        return f"; {REMEDY}"
     return ""
