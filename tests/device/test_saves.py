@@ -15,7 +15,8 @@ from fakes.real_engine import data
 from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
 from boxmaker_adapters.jsonl_store import JsonlStore
 from boxmaker_adapters.llama_server.client import LlamaServer
-from boxmaker_adapters.llama_server.saves import Saving, states
+from boxmaker_adapters.llama_server.saves import Saving
+from boxmaker_adapters.llama_server.states import states
 from boxmaker_adapters.scripted import FakeClock
 from boxmaker_core import CORE, Loop, Registry, SessionId, assemble
 from boxmaker_core.accounts import Account, accounts
