@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,12 @@ from boxmaker_adapters.llama_server.states import states
 from boxmaker_adapters.scripted import FakeClock
 from boxmaker_core import CORE, Loop, Registry, SessionId, assemble
 from boxmaker_core.accounts import Account, accounts
+from boxmaker_core.baseline import Baseline
+from boxmaker_core.errors import TurnLimit
 
 MIB = 1024 * 1024
+SHORT = assemble("You are an assistant with nothing to do but to greet whoever greets you. Be brief.", ())
+LONG = assemble(data("system-tiny.md"), CORE)
 
 
 @pytest.fixture
@@ -35,37 +40,47 @@ def server(folder: Path, **parameters: object) -> LlamaProcess:
     return LlamaProcess(slot_save_path=f"{folder}/", **parameters)
 
 
+def turn(loop: Loop, session: str, text: str, *, resume: bool) -> None:
+    with suppress(TurnLimit):  # an answer that is cut off ends its turn, too
+        loop.turn(session, text, resume=resume)
+
+
 class Talk:
     """A session's turns, each through a driver of its own, whose saves are done when the turn is."""
 
-    def __init__(self, engine: LlamaProcess, home: Path, folder: Path, budget: int = 1024 * MIB) -> None:
-        self.engine, self.home = engine, home
+    def __init__(
+        self,
+        engine: LlamaProcess,
+        home: Path,
+        folder: Path,
+        budget: int = 1024 * MIB,
+        baseline: Baseline = SHORT,
+    ) -> None:
+        self.engine, self.home, self.baseline = engine, home, baseline
         self.saving = Saving(folder=folder, budget=budget)
 
     def turn(self, session: str = "s1") -> Account:
         clock = FakeClock()
         driver = LlamaServer(
-            self.engine.url, sampling={"temperature": 0, "max_tokens": 60}, saving=self.saving
+            self.engine.url, sampling={"temperature": 0, "max_tokens": 20}, saving=self.saving
         )
         loop = Loop(
             inference=driver,
             store=JsonlStore(self.home, sync=False),
             tools=FakeTools(clock),
             registry=Registry(SCHEMAS),
-            baseline=lambda: assemble(data("system-tiny.md"), CORE),
+            baseline=lambda: self.baseline,
             clock=clock,
         )
         resume = (self.home / "sessions" / session).exists()
-        try:
-            loop.turn(session, "hi", resume=resume)
-        finally:
-            driver.close()
+        with closing(driver):
+            turn(loop, session, "hi", resume=resume)
         return accounts(JsonlStore(self.home).read(SessionId(session)).records)[-1]
 
 
 def test_a_server_that_was_killed_has_all_but_the_tail_again(folder: Path, tmp_path: Path) -> None:
     with server(folder) as engine:
-        talk = Talk(engine, tmp_path / "home", folder)
+        talk = Talk(engine, tmp_path / "home", folder, baseline=LONG)
         first = talk.turn()
         assert [state.name.split(".")[0] for state in states(folder)] == ["s1"]
         engine.kill()
@@ -98,18 +113,18 @@ def test_sessions_that_take_turns_on_one_slot_lose_nothing_once_saved(folder: Pa
     with server(folder, cache_ram_mib=0) as engine:
         saving = Saving(folder=folder, budget=1024 * MIB)
         clock = FakeClock()
-        driver = LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 60}, saving=saving)
+        driver = LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 20}, saving=saving)
         loop = Loop(
             inference=driver,
             store=JsonlStore(tmp_path, sync=False),
             tools=FakeTools(clock),
             registry=Registry(SCHEMAS),
-            baseline=lambda: assemble(data("system-tiny.md"), CORE),
+            baseline=lambda: SHORT,
             clock=clock,
         )
         for number in range(3):
             for session in ("s1", "s2"):
-                loop.turn(session, "hi", resume=number > 0)
+                turn(loop, session, f"I am {' '.join(session * 10)}.", resume=number > 0)
         driver.close()
     for session in ("s1", "s2"):
         found = accounts(JsonlStore(tmp_path).read(SessionId(session)).records)
