@@ -101,11 +101,20 @@ def _inference(config: Config, closers: ExitStack, needed: list[int]) -> Inferen
         case "embedded":
             return _embedded(config, closers, needed)
         case "scripted":
+            _saves_nothing(config)
             return _scripted(config)
         case name:
             made = factories.make(config, "inference", name, section.options, closers)
             factories.need(config, "inference", made, ("count", "complete"), "an Inference", ("context",))
+            _saves_nothing(config)
             return cast(Inference, made)
+
+
+def _saves_nothing(config: Config) -> None:
+    """That nobody counts on it. Raises ConfigError."""
+    if config.slots.save:
+        driver = short(config.inference.driver)
+        raise config.error("slots.save", f"the driver {driver} has no slots to save: set it to false")
 
 
 def _llama_server(

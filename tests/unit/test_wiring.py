@@ -101,6 +101,12 @@ def test_a_script_beside_the_configuration_is_found(build: Build, tmp_path: Path
         ("[tools.options]\nx = 1", "tools.options.x", "no such key"),
         ("[inference.options]\nmodel = 'x'", "inference.options.model", "no such key"),
         ("[inference]\ndriver = 'scripted'", "inference.options", "give the answers"),
+        (f"{SCRIPTED}[slots]\nsave = true", "slots.save", "'scripted' has no slots to save"),
+        (
+            "[inference]\ndriver = 'fakes.outside.models:Parrot'\n[slots]\nsave = true",
+            "slots.save",
+            "has no slots to save",
+        ),
         (
             "[inference]\ndriver = 'embedded'\n[inference.options]\nmodel = 'x.gguf'",
             "inference.options.model",
