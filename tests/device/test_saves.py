@@ -162,26 +162,33 @@ save = true
 """
 
 
-def test_the_embedded_engine_has_its_slots_again_after_its_daemon_was_killed(tmp_path: Path) -> None:
+def test_the_embedded_engine_has_its_slots_again_after_its_daemon_was_stopped_or_killed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "system.md").write_text(data("system-tiny.md"))
     file = tmp_path / "config.toml"
     file.write_text(CONFIG)
 
-    def say() -> None:
+    def say(session: str) -> None:
         run = subprocess.run(
             [sys.executable, "-m", "boxmaker_cli.bxctl", "chat", "--socket", str(tmp_path / "s"),
-             "--session", "s1", "--say", "hi"],
+             "--session", session, "--say", "hi"],
             capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert run.returncode == 0, run.stderr
 
     with Daemon(file, tmp_path / "s") as daemon:
-        say()
+        say("s1")
         folder = tmp_path / "home" / "slots"
         assert daemon.end(signal.SIGTERM) == 0, "a stop waits for the save"
         assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o700, 0o600]
     with Daemon(file, tmp_path / "s") as daemon:
-        say()
+        say("s1")
+        say("s2")  # which waits until the first one is saved
+        daemon.end(signal.SIGKILL)
+    with Daemon(file, tmp_path / "s") as daemon:
+        say("s1")
         daemon.end(signal.SIGKILL)
     found = accounts(JsonlStore(tmp_path / "home").read(SessionId("s1")).records)
-    assert [account.again for account in found] == [0, 0]
+    assert [account.again for account in found] == [0, 0, 0]
+    assert all(account.reused == account.ideal for account in found[1:])
