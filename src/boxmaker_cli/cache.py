@@ -16,18 +16,21 @@ from typing import Any
 import click
 from attrs import frozen
 
-from boxmaker_adapters.jsonl_store import JsonlStore
+from boxmaker_adapters.jsonl_store import JsonlStore, Reading
 from boxmaker_core.accounts import Account, Totals, accounts, totals
-from boxmaker_core.errors import BoxmakerError, LogCorrupt, NoSuchSession
+from boxmaker_core.errors import BoxmakerError, NoSuchSession
 from boxmaker_core.messages import SessionId
+from boxmaker_core.records import User
 
 from .program import say
 from .render import line
 
 _BARS = ("█▓░", "#%.")
 """Reused, evaluated again, new; the second for terminals that cannot show the first."""
-_FIGURES = 58
+_FIGURES = 62
 """Columns before the bar."""
+_WIDEST = 140
+_NARROWEST_BAR = 8
 _LONGEST = 10_000
 """Characters of a message; a path and a reason need far fewer."""
 
@@ -44,14 +47,16 @@ class Options:
 def run(options: Options) -> int:
     """Show the accounts of a session; the exit status. Errors are shown, not raised."""
     try:
-        found, fault = _read(options.home, options.session)
+        reading = _read(options.home, options.session)
     except BoxmakerError as error:
         say(f"error: {line(str(error), _LONGEST)}")
         return 1
+    found = accounts(reading.records)
     for text in _as_json(found) if options.as_json else _as_text(found):
         click.echo(text)
-    if fault is not None:
-        say(f"note: the log cannot be read to its end: {line(str(fault), _LONGEST)}")
+    if reading.fault is not None:
+        again = "if a turn runs, look again when it has ended"
+        say(f"note: the log cannot be read to its end; {again}: {line(str(reading.fault), _LONGEST)}")
         return 1
     return 0
 
@@ -68,17 +73,18 @@ class Stats:
         if self._silent:
             return
         try:
-            found, _ = _read(self._home, session)
+            log = _read(self._home, session).records
         except BoxmakerError as error:
             self._silent = True
             say(f"no figures: {line(str(error), _LONGEST)}")
             return
-        newest = found[-1].turn if found else 0
-        say(f"cache, newest turn: {summary(totals(one for one in found if one.turn == newest))}")
+        found = accounts(log)
+        turn = sum(isinstance(record, User) for record in log)
+        say(f"cache, newest turn: {summary(totals(one for one in found if one.turn == turn))}")
         say(f"cache, whole session: {summary(totals(found))}")
 
 
-def _read(home: Path, session: SessionId) -> tuple[list[Account], LogCorrupt | None]:
+def _read(home: Path, session: SessionId) -> Reading:
     store = JsonlStore(home)
     try:
         reading = store.read(session)
@@ -88,7 +94,7 @@ def _read(home: Path, session: SessionId) -> tuple[list[Account], LogCorrupt | N
         ) from None
     if reading.fault is not None and not reading.records:
         raise reading.fault
-    return accounts(reading.records), reading.fault
+    return reading
 
 
 def _as_text(found: Sequence[Account]) -> Iterator[str]:
@@ -96,7 +102,7 @@ def _as_text(found: Sequence[Account]) -> Iterator[str]:
         yield "no completion yet"
         return
     marks = _marks()
-    width = max(10, min(shutil.get_terminal_size().columns, 140) - _FIGURES - 1)
+    width = _bar_width()
     most = max(account.prompt or 0 for account in found)
     yield f"{'turn':>5}{'#':>6}{'prompt':>9}{'reused':>9}{'ideal':>9}{'new':>8}{'again':>8}{'ms':>8}"
     for account in found:
@@ -106,8 +112,15 @@ def _as_text(found: Sequence[Account]) -> Iterator[str]:
         yield f"{head} {_bar(account, marks, width, most)}".rstrip()
         if account.loss is not None:
             yield f"{'':>11}{_loss(account)}"
-    yield f"{marks[0]} reused  {marks[1]} evaluated again  {marks[2]} new"
+    if width:
+        yield f"{marks[0]} reused  {marks[1]} evaluated again  {marks[2]} new"
     yield f"in all: {summary(totals(found))}"
+
+
+def _bar_width() -> int:
+    """What the figures leave of the terminal's width; 0 if that is too little for a bar."""
+    left = min(shutil.get_terminal_size().columns, _WIDEST) - _FIGURES - 1
+    return left if left >= _NARROWEST_BAR else 0
 
 
 def _marks() -> str:
@@ -139,6 +152,8 @@ def _loss(account: Account) -> str:
 
 def summary(sums: Totals) -> str:
     """One line for people."""
+    if not sums.completions:
+        return "no completion"
     if not sums.completions - sums.unknown:
         return "nothing that the server told figures of"
     share = "" if sums.share is None else f" ({100 * sums.share:.1f} %)"

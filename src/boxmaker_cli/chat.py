@@ -128,6 +128,7 @@ class _Chat:
         """``--say``: the answer alone on standard output, or the error on the other one."""
         if self.session.told:
             say(f"session {self.session.id}")
+        status = 0
         try:
             for message in self._turn(text):
                 if self.options.as_json:
@@ -137,11 +138,11 @@ class _Chat:
                         self._out.write(clean(content) + ("" if content.endswith("\n") else "\n"))
                     case Error(code=code, detail=detail):
                         _say_error(code.value, detail)
-                        return 1
+                        status = 1
         except ChannelError as error:
             _say_error("", str(error))
-            return 1
-        return 0
+            status = 1
+        return status
 
     def many(self) -> int:
         """A turn for each line of standard input. Status 1 only if no daemon is there to begin with."""
@@ -186,7 +187,7 @@ class _Chat:
         corrected = False
         while True:
             wrong = ErrorCode.NO_SUCH_SESSION if self.session.resume else ErrorCode.SESSION_EXISTS
-            first = True
+            first, ran = True, False
             for message in self.client.turn(self.session.id, text, resume=self.session.resume):
                 if isinstance(message, Error) and message.code is wrong and not corrected:
                     if self.options.as_json:
@@ -195,9 +196,10 @@ class _Chat:
                 if first:
                     self.session.settle(message)
                     first = False
+                ran = ran or not isinstance(message, Error)
                 yield message
             else:
-                if self._stats is not None:
+                if ran and self._stats is not None:
                     self._stats.tell(SessionId(self.session.id))
                 return
             self.session.resume = not self.session.resume

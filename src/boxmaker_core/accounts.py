@@ -82,10 +82,14 @@ def accounts(log: Iterable[LogRecord]) -> list[Account]:
     found: list[Account] = []
     turn = 0
     ideal: int | None = 0
+    owed: int | None = 0
     for record in log:
         match record:
             case records.User():
                 turn += 1
+            case records.Assistant():
+                # Should its usage be missing, nobody knows what the next one could reuse.
+                owed, ideal = ideal, None
             case records.Usage():
                 found.append(
                     Account(
@@ -93,7 +97,7 @@ def accounts(log: Iterable[LogRecord]) -> list[Account]:
                         turn=turn,
                         reused=record.cache_n,
                         evaluated=record.prompt_n,
-                        ideal=ideal,
+                        ideal=owed,
                         milliseconds=record.prompt_ms,
                     )
                 )

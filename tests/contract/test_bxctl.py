@@ -545,8 +545,7 @@ def test_what_becomes_of_the_output_is_no_traceback(how: str) -> None:
 
 
 def test_no_command_loads_requests() -> None:
-    code = (
-        "import sys, boxmaker_cli.commands, boxmaker_cli.chat, boxmaker_cli.quickstart; print(*sys.modules)"
-    )
+    names = "commands", "chat", "cache", "quickstart", "repair"
+    code = f"import sys, {', '.join(f'boxmaker_cli.{name}' for name in names)}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(run.stdout.split()) & {"requests", "urllib3", "xllamacpp"}

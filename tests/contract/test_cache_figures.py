@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from attrs import evolve
 from click.testing import CliRunner, Result
 from fakes import logs
 from fakes.channels import short_folder
-from fakes.fake_loopd import FakeLoopd, done, error
+from fakes.fake_loopd import FakeLoopd, content, done, error
 
 from boxmaker_adapters.jsonl_store import JsonlStore
 from boxmaker_cli.commands import bxctl
@@ -65,12 +66,47 @@ def test_a_line_a_completion_the_cause_beneath_it_and_totals(home: Path) -> None
     assert second.split()[:8] == ["2", "2", "150", "60", "110", "40", "50", "900"]
     assert loss.strip() == "lost (other_client): 60 of 100 reused: ␛[2J␊the slot was\ufffd used"
     bar = second.split()[8]
-    assert [bar.count(mark) for mark in "█▓░"] == [12, 11, 8]
+    assert [bar.count(mark) for mark in "█▓░"] == [11, 9, 7]
     assert "evaluated again" in key
     assert sums == (
         "in all: 250 prompt tokens, 60 reused (24.0 %), 140 new, 50 evaluated again (0.5 s),"
         " 1.9 s of prefill; 2 completions, 1 loss"
     )
+
+
+@pytest.mark.parametrize(
+    ("columns", "widest"), [(40, 62), (70, 62), (71, 71), (80, 80), (140, 140), (400, 140)]
+)
+def test_a_line_is_no_wider_than_the_terminal_unless_the_figures_are(
+    home: Path, columns: int, widest: int
+) -> None:
+    make_log(home, *LOG)
+    shown = CliRunner().invoke(bxctl, ["cache", "s1", "--home", str(home)], env={"COLUMNS": str(columns)})
+    rows = shown.stdout.splitlines()
+    assert max(len(row) for row in rows[:3]) == widest
+    assert ("evaluated again" in rows[-2]) == (columns > 70)
+
+
+def test_a_terminal_without_blocks_gets_other_marks(home: Path) -> None:
+    make_log(home, *LOG)
+    shown = CliRunner(charset="ascii").invoke(bxctl, ["cache", "s1", "--home", str(home)])
+    assert shown.exit_code == 0
+    assert "# reused  % evaluated again  . new" in shown.stdout
+
+
+def test_what_is_there_is_shown_when_the_log_is_read_beside_its_writer(home: Path) -> None:
+    make_log(home, *LOG)
+    with contextlib.closing(JsonlStore(home, sync=False).open(logs.SESSION)):
+        shown = run(home, "cache", "s1")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert "2 completions" in shown.stdout
+
+
+def test_the_home_of_a_configuration_is_where_it_looks(home: Path) -> None:
+    make_log(home, *LOG)
+    file = home.parent / "config.toml"
+    file.write_text("[paths]\nhome = 'home'\n[inference]\nurl = 'http://127.0.0.1:1'\n")
+    assert "2 completions" in run(home.parent / "elsewhere", "cache", "s1", "--config", str(file)).stdout
 
 
 def test_figures_for_a_script(home: Path) -> None:
@@ -104,6 +140,7 @@ def test_a_torn_log_is_shown_as_far_as_it_goes_and_told(home: Path) -> None:
     assert shown.exit_code == 1
     assert "in all: 250 prompt tokens" in shown.stdout
     assert "line 10: it has no line feed at its end" in shown.stderr
+    assert "if a turn runs, look again when it has ended" in shown.stderr
 
 
 def test_a_session_that_is_not_there_is_told_with_the_way_out(home: Path) -> None:
@@ -115,12 +152,45 @@ def test_a_session_that_is_not_there_is_told_with_the_way_out(home: Path) -> Non
 
 def test_stats_follow_each_turn_on_the_other_stream() -> None:
     with short_folder() as home, FakeLoopd(home / "run" / "loop" / "loop.sock", [done("ok")]):
-        make_log(home, *LOG)
+        make_log(home, *LOG[:-1])
         shown = run(home, "chat", "--stats", "--session", "s1", "--say", "x")
     assert (shown.exit_code, shown.stdout) == (0, "ok\n")
     turn, whole = shown.stderr.splitlines()[-2:]
     assert turn.startswith("cache, newest turn: 150 prompt tokens, 60 reused (40.0 %)")
     assert whole.startswith("cache, whole session: 250 prompt tokens")
+
+
+@pytest.mark.parametrize("given", [("--say", "x"), ()])
+def test_a_turn_without_a_completion_is_not_told_the_figures_of_another(given: tuple[str, ...]) -> None:
+    with (
+        short_folder() as home,
+        FakeLoopd(home / "run" / "loop" / "loop.sock", [content("so"), error("inference")]),
+    ):
+        make_log(home, *LOG)
+        where = ["chat", "--stats", "--home", str(home), "--session", "s1"]
+        shown = CliRunner().invoke(bxctl, [*where, *given], input="x\n")
+    turn, whole = shown.stderr.splitlines()[-2:]
+    assert turn == "cache, newest turn: no completion"
+    assert whole.startswith("cache, whole session: 250 prompt tokens")
+
+
+def test_a_turn_that_was_refused_gets_no_figures() -> None:
+    with short_folder() as home, FakeLoopd(home / "run" / "loop" / "loop.sock", [error("session_busy")]):
+        make_log(home, *LOG)
+        shown = CliRunner().invoke(
+            bxctl, ["chat", "--stats", "--home", str(home), "--session", "s1", "--say", "x"]
+        )
+    assert shown.exit_code == 1
+    assert "cache" not in shown.stderr
+
+
+def test_stats_mix_nothing_into_the_events() -> None:
+    with short_folder() as home, FakeLoopd(home / "run" / "loop" / "loop.sock", [content("so"), done("ok")]):
+        make_log(home, *LOG)
+        where = ["chat", "--stats", "--json", "--home", str(home), "--session", "s1", "--say", "x"]
+        shown = CliRunner().invoke(bxctl, where)
+    assert [sorted(json.loads(row)) for row in shown.stdout.splitlines()] == [["event"], ["content", "usage"]]
+    assert "cache, newest turn" in shown.stderr
 
 
 def test_stats_that_cannot_be_had_are_told_once_and_the_chat_goes_on() -> None:

@@ -65,6 +65,18 @@ def test_half_of_the_figures_are_none() -> None:
     assert third.ideal is None
 
 
+def test_after_an_answer_without_its_usage_nobody_knows_the_ideal() -> None:
+    first, after, next_one = accounts(
+        logs.log(
+            *(logs.user(), *said(0, 100, 11)),
+            *(logs.user(), logs.assistant(content="its usage was torn off")),
+            *(logs.user(), *said(140, 20, 5), logs.user(), *said(150, 20, 5)),
+        )
+    )
+    assert (first.ideal, after.ideal, after.again) == (0, None, None)
+    assert (next_one.ideal, next_one.new, next_one.again) == (164, 6, 14)
+
+
 def test_an_answer_of_no_token_leaves_the_prompt() -> None:
     for answer in (0, 1):
         _, second = accounts(logs.log(logs.user(), *said(0, 10, answer), logs.user(), *said(10, 2, 1)))
