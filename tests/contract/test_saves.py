@@ -249,6 +249,51 @@ def test_without_a_folder_only_what_this_process_saved_is_restored(server: FakeL
     assert len(slots.restored) == 1
 
 
+OTHERS: list[tuple[str, Any]] = [
+    ("/props", {"model_path": "/other.gguf", "default_generation_settings": {"n_ctx": 4096}}),
+    ("/props", {"model_path": "/m.gguf", "default_generation_settings": {"n_ctx": 8192}}),
+    ("/props", {"model_path": "/m.gguf", "build_info": "b2", "default_generation_settings": {"n_ctx": 4096}}),
+    ("/v1/models", {"data": [{"meta": {"size": 2}}]}),
+    ("/lora-adapters", [{"id": 0, "path": "/l.gguf", "scale": 1.0}]),
+]
+
+
+@pytest.mark.parametrize(("path", "told"), OTHERS)
+def test_no_state_gets_onto_another_model_adapter_context_or_build(
+    server: FakeLlama, slots: Slots, path: str, told: Any
+) -> None:
+    props = {"model_path": "/m.gguf", "default_generation_settings": {"n_ctx": 4096}}
+    server.answers["/props"] = json_reply(props)
+    server.script(*(answer("a") for _ in range(3)))
+    driver = driver_of(server, slots.folder)
+    ask(driver, later())
+    driver.close()
+    driver = driver_of(server, slots.folder)
+    ask(driver, later())
+    driver.close()
+    assert len(slots.restored) == 1
+    server.answers[path] = json_reply(told)
+    ask(driver_of(server, slots.folder), later())
+    assert len(slots.restored) == 1
+
+
+def test_a_server_that_does_not_tell_its_model_saves_and_restores_nothing(
+    server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All such models would have one name."""
+    server.answers["/props"] = json_reply({"default_generation_settings": {"n_ctx": 4096}})
+    server.answers["/v1/models"] = json_reply({"data": []})
+    server.script(answer("one"), answer("two"))
+    driver = driver_of(server, slots.folder)
+    with caplog.at_level(logging.WARNING):
+        ask(driver, later())
+        ask(driver, later())
+        driver.close()
+    assert (server.count(SAVE), server.count(RESTORE)) == (0, 0)
+    assert len(caplog.messages) == 1
+    assert "does not tell its model and context" in caplog.messages[0]
+
+
 def test_an_empty_slot_never_takes_the_place_of_a_state(
     server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
 ) -> None:

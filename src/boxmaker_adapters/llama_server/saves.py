@@ -200,15 +200,25 @@ class Saves:
             return None
 
     def _model(self, cancel: Cancel | None = None) -> object:
-        """All that the server tells of its model, context and build: a state fits no other."""
+        """All that the server tells of its model, adapters, context and build: a state fits no other.
+
+        Raises InferenceError, also if that is not enough to tell one model from another.
+        """
         props = self.server.ask("/props", cancel=cancel)
         models = self.server.ask("/v1/models", cancel=cancel)
+        try:
+            adapters = self.server.ask("/lora-adapters", cancel=cancel)
+        except Refused:
+            adapters = None
         props = props if isinstance(props, dict) else {}
         settings = props.get("default_generation_settings")
         data = models.get("data") if isinstance(models, dict) else None
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
         context = settings.get("n_ctx") if isinstance(settings, dict) else None
-        return [*(props.get(key) for key in _MODEL), context, first.get("meta")]
+        meta = first.get("meta")
+        if context is None or (meta is None and props.get("model_path") is None):
+            raise InferenceError("the server does not tell its model and context, so no state has a name")
+        return [*(props.get(key) for key in _MODEL), context, meta, adapters]
 
     def _act(self, slot: int, action: str, name: str, cancel: Cancel | None) -> dict[str, Any]:
         answer = self.server.ask(
