@@ -37,12 +37,13 @@ def kinds(box: Box) -> list[type]:
     return [type(record) for record in box.records("s1")]
 
 
-def goes_on(box: Box) -> None:
+def goes_on(box: Box, *, says: bool = True) -> None:
     """The next turn on the session works, with nothing left open. Calls are off, lest it run away again."""
     box.more = ""
     with box.serve("next", tool_choice="'none'"):
         run = box.say("s1", box.server.plain, "next")
-    assert (run.returncode, run.stdout.strip() != "") == (0, True), run.stderr
+    assert run.returncode == 0, run.stderr
+    assert not says or run.stdout.strip() != ""
     log = box.records("s1")
     calls = sum(len(record.tool_calls) for record in log if isinstance(record, records.Assistant))
     assert sum(isinstance(record, records.ToolResult) for record in log) == calls
@@ -87,7 +88,9 @@ def test_the_thinking_cap(make_box: MakeBox) -> None:
     assert usages[0].thinking_capped
     assert usages[0].reasoning_tokens is not None
     assert 0 < usages[0].reasoning_tokens <= 8
-    goes_on(box)
+    goes_on(
+        box, says=False
+    )  # it goes on thinking, as the session began, and the small model may say nothing else
 
 
 def test_the_cap_of_a_result(make_box: MakeBox) -> None:
