@@ -15,6 +15,7 @@ from fakes import logs
 from fakes.asking import Hurry, request
 from fakes.fake_llama import PATIENCE, Answer, FakeLlama, Reply, answer, error, hang_up, json_reply
 
+from boxmaker_adapters.llama_server import saves
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.llama_server.saves import Saving
 from boxmaker_adapters.llama_server.states import states
@@ -207,6 +208,29 @@ def test_a_save_that_fails_is_told_and_harms_nobody(
         driver.close()
     assert len(caplog.messages) == 1
     assert "start llama-server with --slot-save-path" in caplog.messages[0]
+
+
+def test_a_save_that_hangs_does_not_hold_up_the_end(
+    server: FakeLlama, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saves, "CLOSE_SECONDS", 0.01)
+    go, over = threading.Event(), threading.Event()
+
+    def slow(body: Any) -> Reply:
+        go.wait(PATIENCE)
+        over.set()
+        return slots.save(body)
+
+    server.answers[SAVE] = slow
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one"))
+    ask(driver, later())
+    server.wait_requests(SAVE, 1)
+    driver.close()
+    ended_before = not over.is_set()
+    go.set()
+    assert ended_before
+    assert over.wait(PATIENCE)
 
 
 def test_half_a_state_is_not_kept(server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture) -> None:
