@@ -96,7 +96,7 @@ def server_killed(folder: Path) -> None:
         inference = f"[slots]\nsave = true\nsave_folder = 'states'\n[inference]\nurl = '{engine.url}'\n"
         with configure(folder, inference) as daemon:
             talk(daemon, PROMPTS[:MIDDLE], resume=False)
-            # A save goes on after its turn. Whoever is next on the slot waits for it; a kill of the server would not.
+            # A save goes on after its turn. Whoever is next on the slot waits for it, a kill does not.
             daemon.turn("other", "hi")
             engine.kill()
             engine.start()
