@@ -102,6 +102,16 @@ def test_a_state_is_saved_after_the_answer_that_ends_a_turn_and_not_before(
     assert state.whole
 
 
+def test_a_state_is_saved_after_an_answer_that_was_cut_off_in_a_call_since_that_ends_its_turn(
+    server: FakeLlama, slots: Slots
+) -> None:
+    driver = driver_of(server, slots.folder)
+    server.script(answer("", calls=[("i", "clock", '{"a":')], finish="length"))
+    ask(driver, later())
+    driver.close()
+    assert server.count(SAVE) == 1
+
+
 def test_the_next_request_on_the_slot_waits_for_the_save(server: FakeLlama, slots: Slots) -> None:
     driver = driver_of(server, slots.folder)
     go = threading.Event()

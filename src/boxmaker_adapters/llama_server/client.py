@@ -15,7 +15,7 @@ from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.cache import Cause, Loss
 from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.events import ChatEvent, Retrying
-from boxmaker_core.messages import Completion, Usage
+from boxmaker_core.messages import Completion, Ending, Usage
 from boxmaker_core.ports import Cancel, Check, Explaining, Inference, Request, SelfTesting, Settling
 
 from . import counting
@@ -136,7 +136,8 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
         self._sizes.check_slot(request.slot, cancel)
         with self._gate.hold(request.slot, on_event, cancel) as ticket:
             completion = self._ask(body, request, on_event, cancel)
-            if self._saves is not None and not completion.tool_calls:  # the turn is over
+            over = not completion.tool_calls or completion.ending is Ending.CUT  # then none is run
+            if self._saves is not None and over:
                 ticket.handed_over = self._saves.later(request, completion.usage, ticket.release)
         return self._with_raw(request.baseline, completion, cancel)
 
