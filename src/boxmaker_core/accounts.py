@@ -82,7 +82,7 @@ def accounts(log: Iterable[LogRecord]) -> list[Account]:
     found: list[Account] = []
     turn = 0
     ideal: int | None = 0
-    owed: int | None = 0
+    owed: int | None = None
     for record in log:
         match record:
             case records.User():
