@@ -103,6 +103,20 @@ def test_a_session_whose_slot_the_server_does_not_have_is_refused_until_it_has(
     assert driver.complete(kept, lambda _: None, threading.Event()).content == "a"
 
 
+def test_a_server_that_comes_back_with_more_slots_is_waited_for_while_it_loads(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    assert driver.context == 4096
+    answers = iter(
+        [loading(), json_reply({"default_generation_settings": {"n_ctx": 4096}, "total_slots": 8})]
+    )
+    server.answers["/props"] = lambda _: next(answers)
+    server.script(loading(), answer("a"))
+    asked = Asked(driver, slot=7)
+    assert asked.completion is not None, asked.why
+    assert len(asked.retries) == 1
+
+
 @pytest.mark.parametrize("size", ["4096", -1, 0, 1.5, True, None])
 def test_a_context_that_makes_no_sense_is_unknown(server: FakeLlama, driver: LlamaServer, size: Any) -> None:
     server.answers["/props"] = json_reply({"default_generation_settings": {"n_ctx": size}})

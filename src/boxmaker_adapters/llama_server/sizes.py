@@ -46,6 +46,7 @@ class Sizes:
         if self._slots is None or slot < self._slots:
             return
         self.forget()
+        self._slots = None  # should nobody tell now, the one that comes may have more
         self.context_or_last(cancel)
         slots: int | None = self._slots
         if slots is not None and slot >= slots:
