@@ -155,6 +155,33 @@ def test_a_server_that_cannot_be_tried_is_served_in_fields(
     assert driver.settle(BASELINE) == BASELINE
 
 
+@pytest.mark.parametrize("path", [RENDER, TOKENIZE])
+def test_a_trial_that_is_refused_or_hangs_fails_no_session_and_is_made_again(
+    server: FakeLlama,
+    driver: LlamaServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+) -> None:
+    speaks(server, lambda _: chatml())
+    well = server.answers[path]
+    server.answers[path] = error(403, "not for you")
+    assert driver.settle(BASELINE) == BASELINE
+    monkeypatch.setattr(settling, "SETTLE_SECONDS", 0.2)
+    never = threading.Event()
+    server.answers[path] = Reply(body=b"{}", hold=never, hold_at=-1)
+    try:
+        assert driver.settle(BASELINE) == BASELINE
+    finally:
+        never.set()
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "the chat template could not be tried"
+    ] * 2
+    monkeypatch.undo()
+    server.answers[path] = well
+    assert driver.settle(BASELINE) == VERBATIM
+
+
 def test_a_server_that_is_away_settles_nothing(server: FakeLlama, driver: LlamaServer) -> None:
     server.answers["/props"] = error(503, "Loading model", "unavailable_error")
     with pytest.raises(InferenceError):
@@ -224,6 +251,21 @@ def test_an_answer_is_whole_without_it(
     completion = said(driver, server, VERBATIM)
     assert completion.raw is None
     assert completion.tool_calls[0].arguments == ODD
+
+
+def test_an_answer_survives_what_nobody_foresaw_in_a_template(
+    server: FakeLlama,
+    driver: LlamaServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> str:
+        raise IndexError("no such\ncall")
+
+    speaks(server, lambda _: chatml())
+    monkeypatch.setattr(settling, "reconstruct", fails)
+    assert said(driver, server, VERBATIM).tool_calls[0].arguments == ODD
+    assert "IndexError: no such\\ncall" in caplog.text
 
 
 def test_an_answer_does_not_wait_for_it(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from datetime import date
 
 import pytest
 from fakes.chatml import chatml, letters
 
 from boxmaker_adapters.llama_server.probe import Probe
-from boxmaker_adapters.llama_server.verbatim import Render, Spoken, reconstruct
+from boxmaker_adapters.llama_server.verbatim import Message, Render, Spoken, reconstruct
 from boxmaker_core.baseline import Form
 from boxmaker_core.messages import ToolCall
 from boxmaker_core.tools import CORE
@@ -51,6 +52,41 @@ def test_marks_in_the_models_own_words_are_just_words() -> None:
     written = f'<call>\n{{"name": "echo", "arguments": {words}}}\n</call>'
     spoken = Spoken(calls=(call(words),))
     assert reconstruct(chatml(), len, spoken, "clock", len(written) + 1) == written
+
+
+@pytest.mark.parametrize("number", ["0", "7", "9" * 5000])
+def test_what_looks_like_a_mark_in_arguments_that_are_not_written_as_json_is_just_a_word(number: str) -> None:
+    def render(messages: Sequence[Message]) -> str:
+        """With each argument in a tag, as some templates for code models have them."""
+        text = ""
+        for message in messages:
+            text += f"<m>{message['content']}"
+            for call in message.get("tool_calls", ()):
+                for key, value in json.loads(call["function"]["arguments"]).items():
+                    text += f"<{key}>{value}</{key}>"
+            text += "</m>"
+        return f"{text}<m>"
+
+    word = f"{{'BoxmakerArgument{number}': 0}}"
+    written = f"So.<text>{word}</text>"
+    spoken = Spoken(content="So.", calls=(call(json.dumps({"text": word})),))
+    found = reconstruct(render, len, spoken, "clock", len(written) + 1)
+    assert found == (None if number == "0" else written)
+
+
+def test_a_template_that_writes_calls_before_the_text_still_has_a_verdict() -> None:
+    def render(messages: Sequence[Message]) -> str:
+        swapped = []
+        for message in messages:
+            calls = "".join(
+                f"<call>{call['function']['arguments']}</call>" for call in message.get("tool_calls", ())
+            )
+            swapped.append(f"<m>{calls}{message['content']}</m>")
+        return "".join(swapped) + "<m>"
+
+    assert reconstruct(render, len, Spoken(content="So."), "clock", 4) is None
+    assert probe(render, thinks=False).verdict(Form.FIELDS).again == 0
+    assert probe(render, thinks=False).verdict(Form.VERBATIM).again >= 0
 
 
 def probe(render: Render, *, thinks: bool = True, tokens: Callable[[str], list[int]] = letters) -> Probe:

@@ -6,6 +6,7 @@ repeated, with the same bytes, and nothing of a failed attempt is kept (docs/inf
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.cache import Cause, Loss
 from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.events import ChatEvent, Retrying
-from boxmaker_core.messages import Completion, Ending, Usage
+from boxmaker_core.messages import Completion, Ending, Usage, short
 from boxmaker_core.ports import Cancel, Check, Explaining, Inference, Request, SelfTesting, Settling
 
 from . import counting
@@ -32,6 +33,8 @@ from .server import Refused, server
 from .settling import CannotRender, Settler
 from .sizes import Sizes
 from .slots import SlotGate, see
+
+LOG = logging.getLogger(__name__)
 
 
 def _ignore(event: ChatEvent) -> None:
@@ -123,10 +126,15 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
         )
 
     def settle(self, baseline: Baseline) -> Baseline:
-        """See `ports.Settling`. A server that cannot render is served in fields."""
+        """See `ports.Settling`. A server that is there, and whose template cannot be tried, is served in
+        fields: a session must not fail, or wait for long, for what only spares it tokens."""
+        props = self._server.ask("/props")
         try:
-            found = self._settler.find(baseline, self._server.ask("/props"))
+            found = self._settler.find(baseline, props)
         except CannotRender:
+            return baseline
+        except InferenceError as error:
+            LOG.warning("the chat template could not be tried, so a session is sent in fields: %s", error)
             return baseline
         return baseline if isinstance(found, str) else found.settled(baseline)
 
@@ -177,6 +185,11 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
             return evolve(completion, raw=self._settler.raw(baseline, completion, cancel))
         except (InferenceError, ShuttingDown):
             return completion  # which is whole without it
+        except Exception as error:
+            # What a template makes of an answer is beyond knowing; the answer must not be lost over it.
+            why = short(f"{type(error).__name__}: {error}", 200)
+            LOG.warning("the model's own text could not be put together: %s", why)
+            return completion
 
     def _enter(self, request: Request, cancel: Cancel) -> int | None:
         """Note what the slot holds before the request changes that, whatever becomes of it; bring back what a

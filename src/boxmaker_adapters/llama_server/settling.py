@@ -32,6 +32,8 @@ KEEP = "preserve_reasoning"
 DATE = "date_string"
 _OTHER_DAY = "01 Jan 2030"
 _MISSING = (404, 405, 501)
+SETTLE_SECONDS = 20.0
+"""For all that the trial of a template asks: a new session waits for it."""
 RAW_SECONDS = 5.0
 """For putting the model's own text together; an answer is whole without it, and must not wait."""
 _THINKING = re.compile(r"think|reasoning|<\|channel\|>", re.IGNORECASE)
@@ -67,12 +69,12 @@ class Finding:
 
 @frozen(kw_only=True)
 class Asking:
-    """A chat template behind its server. ``until`` is on the monotonic clock."""
+    """A chat template behind its server, asked ``until`` then on the monotonic clock."""
 
     server: Server
     sampling: Sampling
+    until: float
     cancel: Cancel | None = None
-    until: float | None = None
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
@@ -110,7 +112,7 @@ class Asking:
         return found
 
     def _ask(self, path: str, body: object) -> Any:
-        left = PROBE_SECONDS if self.until is None else self.until - time.monotonic()
+        left = min(PROBE_SECONDS, self.until - time.monotonic())
         return self.server.ask(
             path, json.dumps(body).encode(), seconds=left, cancel=self.cancel, values=MOST_TOKENS
         )
@@ -133,10 +135,11 @@ class Settler:
         self._found: dict[str, Finding | str] = {}
         self._guard = threading.Lock()
 
-    def find(self, baseline: Baseline, props: Any, cancel: Cancel | None = None) -> Finding | str:
+    def find(self, baseline: Baseline, props: Any) -> Finding | str:
         """What is best for sessions of `baseline`; the template's own words if it refuses a conversation.
 
-        `props` is what ``/props`` answered. Raises CannotRender, InferenceError.
+        `props` is what ``/props`` answered. Raises CannotRender, and InferenceError, also if it takes more
+        than `SETTLE_SECONDS`; then nothing is remembered.
         """
         props = props if isinstance(props, dict) else {}
         today = self._today()
@@ -146,7 +149,7 @@ class Settler:
             if key in self._found:
                 return self._found[key]
         try:
-            found: Finding | str = self._look(baseline, told, today, cancel)
+            found: Finding | str = self._look(baseline, told, today, time.monotonic() + SETTLE_SECONDS)
         except Refuses as error:
             found = str(error)
         with self._guard:
@@ -184,10 +187,10 @@ class Settler:
         except (Refuses, CannotRender):
             return None
 
-    def _look(self, baseline: Baseline, told: list[Any], today: date, cancel: Cancel | None) -> Finding:
+    def _look(self, baseline: Baseline, told: list[Any], today: date, until: float) -> Finding:
         template, _, caps = told
         kwargs = dict(baseline.chat_template_kwargs)
-        asking = Asking(server=self._server, sampling=self._sampling, cancel=cancel)
+        asking = Asking(server=self._server, sampling=self._sampling, until=until)
         given = {**self._sampling.get("chat_template_kwargs", {}), **kwargs}
         thinks = self._thinks and given.get("enable_thinking") is not False
         if isinstance(template, str) and template and not _THINKING.search(_COMMENT.sub("", template)):

@@ -25,7 +25,7 @@ THOUGHT = "BoxmakerThought"
 TEXT = "BoxmakerText"
 ARGUMENT = "BoxmakerArgument"
 RESULT = "BoxmakerResult"
-_ARGUMENTS = rf"\{{\s*[\"']{ARGUMENT}(\d+)[\"']\s*:\s*0\s*\}}"
+_ARGUMENTS = rf"\{{\s*[\"']{ARGUMENT}(\d{{1,9}})[\"']\s*:\s*0\s*\}}"
 _MARKS = re.compile(f"({THOUGHT})|({TEXT})|{_ARGUMENTS}")
 _OPEN = re.compile(r"<[^<>\n]+>\n*\Z")
 _CLOSES = ("\n</think>\n\n", "</think>\n\n", "\n</think>\n", "</think>")
@@ -66,7 +66,11 @@ class Wording:
         def text(mark: re.Match[str]) -> str:
             if mark[1]:
                 return spoken.reasoning or ""
-            return spoken.content if mark[2] else spoken.calls[int(mark[3])].arguments
+            if mark[2]:
+                return spoken.content
+            at = int(mark[3])
+            # Beyond its calls it is no mark, but the model's own word.
+            return spoken.calls[at].arguments if at < len(spoken.calls) else mark[0]
 
         return _MARKS.sub(text, self.body)
 
@@ -140,7 +144,9 @@ def wording(render: Render, spoken: Spoken, tool: str) -> Wording | None:
     if found is None or spoken.calls:
         return found
     end = found.body.find(TEXT)
-    return None if end < 0 else evolve(found, body=found.body[: end + len(TEXT)])
+    if end < 0 or ARGUMENT in found.body[:end]:
+        return None  # the call that was added for the asking stands before the text
+    return evolve(found, body=found.body[: end + len(TEXT)])
 
 
 def _framed(prompt: str, shown: str, frame: str, lead: str) -> Wording | None:
