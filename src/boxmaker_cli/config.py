@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from boxmaker_core.baseline import TEMPLATE_OWN
 from boxmaker_core.limits import Limits
 from boxmaker_core.messages import short
 
@@ -117,7 +118,7 @@ def load(file: Path, environ: Mapping[str, str]) -> Config:
 
 def _inference(table: Table) -> InferenceConfig:
     sampling = dict(table.json("sampling"))
-    template_kwargs = table.table("sampling").free("chat_template_kwargs")
+    template_kwargs = _template_kwargs(table.table("sampling"))
     sampling.pop("chat_template_kwargs", None)
     inference = InferenceConfig(
         driver=table.text("driver", "llama_server"),
@@ -132,6 +133,13 @@ def _inference(table: Table) -> InferenceConfig:
     )
     table.done()
     return inference
+
+
+def _template_kwargs(sampling: Table) -> Mapping[str, Any]:
+    arguments = sampling.table("chat_template_kwargs")
+    for key in sorted(TEMPLATE_OWN):
+        arguments.refuse(key, "the server itself gives that to its chat template: take it out")
+    return sampling.free("chat_template_kwargs")
 
 
 def _store(table: Table) -> StoreConfig:

@@ -142,6 +142,11 @@ class Table:
         _check_json(self.file, self._key(key), values)
         return values
 
+    def refuse(self, key: str, why: str) -> None:
+        """See that `key` is not there."""
+        if key in self._values:
+            raise self._error(key, why)
+
     def _take(self, key: str, default: T, kind: type[Any] | tuple[type[Any], ...], allowed: str) -> T:
         self._known.append(key)
         if key not in self._values:

@@ -17,6 +17,22 @@ from attrs import field, frozen
 from .errors import BaselineError
 from .messages import ToolSchema
 
+TEMPLATE_OWN = frozenset(
+    {
+        "messages",
+        "tools",
+        "bos_token",
+        "eos_token",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+        "namespace",
+        "range",
+    }
+)
+"""What the server itself hands to a chat template. Among ``chat_template_kwargs`` such a name would take the
+conversation or the tools away from the template, make it fail, or do nothing."""
+
 
 class Form(enum.Enum):
     """How the model's own messages go back to it (docs/prompt-cache.md, "Two forms")."""
@@ -32,7 +48,8 @@ class Baseline:
     """System text and tools, as sent, and how to send what follows.
 
     ``chat_template_kwargs`` and ``form`` are settled when the session starts, since a change of either
-    would change every prompt; they are left out of the bytes while they have their defaults.
+    would change every prompt; they are left out of the bytes while they have their defaults. None of the
+    former is one of `TEMPLATE_OWN`; whoever reads one from outside sees to that.
     """
 
     system: str

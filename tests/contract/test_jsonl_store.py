@@ -23,6 +23,7 @@ from boxmaker_adapters.codec import decode_baseline, decode_record
 from boxmaker_adapters.jsonl_store import LINE_BYTES, Files, JsonlLog, JsonlStore
 from boxmaker_core.baseline import Baseline
 from boxmaker_core.errors import (
+    BaselineError,
     LogCorrupt,
     LogWriteFailed,
     NoSuchSession,
@@ -372,6 +373,19 @@ def test_a_baseline_with_other_bytes_is_refused(
     with pytest.raises(LogCorrupt, match=why) as refused:
         JsonlStore(home).open(S1)
     assert (refused.value.path, refused.value.line) == (str(baseline_file(home)), 1)
+
+
+def test_a_baseline_that_no_template_could_be_given_is_refused_by_file_and_key(home: Path) -> None:
+    make_log(home)
+    changed = evolve(BASELINE, chat_template_kwargs={"messages": []})
+    baseline_file(home).write_bytes(changed.to_bytes())
+    log = log_file(home).read_bytes()
+    log_file(home).write_bytes(log.replace(BASELINE.sha256.encode(), changed.sha256.encode()))
+    with pytest.raises(LogCorrupt, match=r"chat_template_kwargs\.messages: the server itself") as refused:
+        JsonlStore(home).open(S1)
+    assert refused.value.path == str(baseline_file(home))
+    with pytest.raises(BaselineError, match=r"chat_template_kwargs\.messages"):
+        JsonlStore(home).create(SessionId("s2"), changed, evolve(START, session=SessionId("s2")))
 
 
 def test_files_of_another_user_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from strategies import json_values, log_records, texts, turn_events, usages
 from boxmaker_adapters import codec
 from boxmaker_adapters.codec import CodecError, structure
 from boxmaker_core import events, messages, records
-from boxmaker_core.baseline import Baseline, Form
+from boxmaker_core.baseline import TEMPLATE_OWN, Baseline, Form
 from boxmaker_core.events import TurnEvent
 from boxmaker_core.records import DataClass, LogRecord
 
@@ -53,6 +53,14 @@ def test_what_a_session_settled_comes_back_with_its_baseline() -> None:
     kwargs = {"preserve_reasoning": True, "nested": {"a": [1, None]}}
     baseline = Baseline(system="s", tools=(), chat_template_kwargs=kwargs, form=Form.VERBATIM)
     assert codec.decode_baseline(baseline.to_bytes()) == baseline
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATE_OWN))
+def test_a_baseline_that_takes_from_the_template_what_the_server_gives_it_is_refused(name: str) -> None:
+    baseline = Baseline(system="s", tools=(), chat_template_kwargs={"enable_thinking": True, name: []})
+    with pytest.raises(codec.CodecError) as caught:
+        codec.decode_baseline(baseline.to_bytes())
+    assert [path for path, _ in caught.value.faults] == [f"chat_template_kwargs.{name}"]
 
 
 def test_later_additions_are_left_out_of_records_and_events_that_have_none() -> None:

@@ -11,6 +11,7 @@ import pytest
 from boxmaker_cli import config, places
 from boxmaker_cli.config import Config
 from boxmaker_cli.table import ConfigError
+from boxmaker_core.baseline import TEMPLATE_OWN
 from boxmaker_core.limits import Limits
 
 
@@ -148,6 +149,11 @@ REFUSED = [
     ("[inference.sampling]\na.b = 99999999999999999999", "inference.sampling.a.b", "huge number"),
     ("[inference.sampling" + ".a" * 3000 + "]", "'inference.sampling.a.a", "nests deeper than 16 levels"),
     ("[inference.sampling]\nx = " + "[" * 20 + "]" * 20, "'inference.sampling.x'", "nests deeper than 16"),
+    (
+        "[inference.sampling.chat_template_kwargs]\nenable_thinking = true\nmessages = 'x'",
+        "inference.sampling.chat_template_kwargs.messages",
+        "itself gives that to its chat template: take it out",
+    ),
     ("[inference]\n" + "x" * 5000 + " = 1", "inference.'xxx", "there is no such key"),
     ("[inference]\noptions = []", "inference.options", "found a list"),
     ("[store]\nsync = 'yes'", "store.sync", "true or false"),
@@ -196,6 +202,14 @@ def test_a_slip_is_refused_by_its_key(tmp_path: Path, text: str, key: str, words
 )
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
     assert words in refusal(tmp_path, data).why
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATE_OWN))
+def test_no_argument_of_the_template_takes_the_place_of_what_the_server_gives_it(
+    tmp_path: Path, name: str
+) -> None:
+    error = refusal(tmp_path, f"[inference]\nsampling = {{ chat_template_kwargs = {{ {name} = false }} }}")
+    assert error.key == f"inference.sampling.chat_template_kwargs.{name}"
 
 
 def test_several_slots_are_a_list(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from boxmaker_core import records
-from boxmaker_core.baseline import Baseline
+from boxmaker_core.baseline import TEMPLATE_OWN, Baseline
 from boxmaker_core.messages import ToolCall
 from boxmaker_core.records import DataClass, LogRecord
 
@@ -47,7 +47,10 @@ def decode_baseline(data: bytes) -> Baseline:
     """The baseline in a baseline file's bytes. Raises CodecError."""
     value = load_json(data)
     refuse_half_pairs(value)
-    return structure_kept(Baseline, value)
+    baseline = structure_kept(Baseline, value)
+    for key in sorted(TEMPLATE_OWN & baseline.chat_template_kwargs.keys()):
+        raise CodecError((f"chat_template_kwargs.{key}", "the server itself gives that to its chat template"))
+    return baseline
 
 
 def _user(value: dict[str, Any]) -> LogRecord:
