@@ -157,6 +157,10 @@ def _tools(table: Table) -> ToolsConfig:
 
 
 def _slots(table: Table) -> SlotsConfig:
+    if not table.has("save"):
+        # Who writes where or how much to save takes it that something is saved. `save = false` is a switch.
+        for key in ("save_folder", "save_budget"):
+            table.refuse(key, "nothing is saved: set [slots] save = true, or take this out")
     slots = SlotsConfig(
         main=table.wholes("main", 0, least=0),
         save=table.flag("save", False),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +16,15 @@ from urllib.parse import urlsplit
 from boxmaker_core.errors import BoxmakerError
 from boxmaker_core.messages import short
 
+from .key_file import read_key
+
 T = TypeVar("T")
 
 INT32 = 2**31 - 1
 """The model server reads tokens and slots into such integers."""
 WEEK = 7 * 24 * 3600.0
-KEY_BYTES = 4096
+LONGEST = 1024
+"""Entries of a list of numbers."""
 PATH_BYTES = 4095
 """Longest path that Linux takes."""
 DEPTH = 16
@@ -70,14 +72,24 @@ class Table:
         return value
 
     def wholes(self, key: str, default: int, *, least: int) -> tuple[int, ...]:
-        """A whole number, or a list of some, no two alike."""
-        if not isinstance(self._values.get(key), list):
+        """A whole number, or a list of some, no two alike; `LONGEST` at most."""
+        values: list[Any] | int = self._take(key, default, (int, list), "a whole number, or a list of them,")
+        if isinstance(values, int):
             return (self.whole(key, default, least=least),)
-        allowed = "a whole number or a list of different ones"
-        values: list[Any] = self._take(key, [], list, allowed)
-        fit = all(type(value) is int and least <= value <= INT32 for value in values)
-        if not fit or not values or len(set(values)) < len(values):
-            raise self._error(key, f"found {_shown(values)}: {allowed} is allowed, from {least} to {INT32}")
+        if not values:
+            raise self._error(key, "found an empty list: one whole number or more is needed")
+        if len(values) > LONGEST:
+            raise self._error(key, f"found a list of {len(values)} entries: {LONGEST} at most are allowed")
+        seen: set[int] = set()
+        for at, value in enumerate(values, 1):
+            found = f"entry {at} of the list is {_shown(value)}"
+            if type(value) is not int:
+                raise self._error(key, f"{found}: a whole number is allowed")
+            if not least <= value <= INT32:
+                raise self._error(key, f"{found}: {least} to {INT32} is allowed")
+            if value in seen:
+                raise self._error(key, f"{found}, which stands there before: name each once")
+            seen.add(value)
         return tuple(values)
 
     def seconds(self, key: str, default: float) -> float:
@@ -122,7 +134,7 @@ class Table:
         if path is None:
             return None
         try:
-            return _read_key(path)
+            return read_key(path)
         except OSError as error:
             raise self._error(key, f"{printable(path)} cannot be read: {error.strerror}") from None
         except ValueError as error:
@@ -142,9 +154,12 @@ class Table:
         _check_json(self.file, self._key(key), values)
         return values
 
+    def has(self, key: str) -> bool:
+        return key in self._values
+
     def refuse(self, key: str, why: str) -> None:
         """See that `key` is not there."""
-        if key in self._values:
+        if self.has(key):
             raise self._error(key, why)
 
     def _take(self, key: str, default: T, kind: type[Any] | tuple[type[Any], ...], allowed: str) -> T:
@@ -219,24 +234,3 @@ def _check_json(file: Path, key: str, value: object, depth: int = 0) -> None:
             raise ConfigError(
                 file, key, f"found {_shown(value)}: texts, numbers, true, false, lists and tables are allowed"
             )
-
-
-def _read_key(path: Path) -> str:
-    """The API key in a file. Raises OSError, and ValueError with the end of a sentence about the file."""
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is no regular file")
-        if status.st_mode & 0o027:
-            # The group may read it: service managers hand over credentials that way.
-            raise ValueError(
-                f"has mode {stat.S_IMODE(status.st_mode):04o}, so others can read or change it:"
-                " chmod 600 it, and think about a new key"
-            )
-        data = stream.read(KEY_BYTES + 1)
-    key = data.rstrip(b"\r\n")
-    if not key or len(data) > KEY_BYTES or any(byte < 0x21 or byte > 0x7E for byte in key):
-        raise ValueError(
-            f"must hold the API key alone: one line of 1 to {KEY_BYTES} printable ASCII characters"
-        )
-    return key.decode("ascii")

@@ -24,10 +24,9 @@ from boxmaker_core.messages import ToolSchema, short
 from boxmaker_core.ports import Inference, SessionStore, ToolPort
 from boxmaker_core.tools import CLOCK, Registry, ToolRequest, ToolResponse
 
-from . import factories
+from . import factories, states
 from .baselines import BaselineSource
 from .config import Config, check_keys
-from .table import printable
 
 
 @define(kw_only=True, eq=False)
@@ -94,10 +93,7 @@ def _inference(config: Config, closers: ExitStack, needed: list[int]) -> Inferen
     match section.driver:
         case "llama_server":
             check_keys(config, "inference.options", section.options, [])
-            folder = config.slots.save_folder
-            if folder is not None and not folder.is_dir():
-                raise config.error("slots.save_folder", f"there is no folder {printable(folder)}")
-            return _llama_server(config, section.url, section.api_key, folder, closers)
+            return _llama_server(config, section.url, section.api_key, states.named(config), closers)
         case "embedded":
             return _embedded(config, closers, needed)
         case "scripted":
@@ -118,7 +114,7 @@ def _saves_nothing(config: Config) -> None:
 
 
 def _llama_server(
-    config: Config, url: str, api_key: str | None, states: Path | None, closers: ExitStack
+    config: Config, url: str, api_key: str | None, folder: Path | None, closers: ExitStack
 ) -> Inference:
     from boxmaker_adapters.llama_server.client import LlamaServer
     from boxmaker_adapters.llama_server.saves import Saving
@@ -132,7 +128,7 @@ def _llama_server(
             load_timeout=section.load_timeout,
             idle_timeout=section.idle_timeout,
             sampling=section.sampling,
-            saving=Saving(folder=states, budget=slots.save_budget) if slots.save else None,
+            saving=Saving(folder=folder, budget=slots.save_budget) if slots.save else None,
         )
     except ValueError as error:
         raise config.error("inference", factories.one_line(error)) from None
@@ -144,34 +140,26 @@ def _embedded(config: Config, closers: ExitStack, needed: list[int]) -> Inferenc
     from boxmaker_adapters import embedded_llama
 
     section, slots = config.inference, max(config.slots.main) + 1
-    states = _states(config) if config.slots.save else None
+    if slots > embedded_llama.MOST_SLOTS:
+        last = embedded_llama.MOST_SLOTS - 1
+        raise config.error(
+            "slots.main", f"names slot {slots - 1}: the embedded engine has 0 to {last} at most"
+        )
+    folder = states.own(config) if config.slots.save else None
     try:
         options = embedded_llama.EngineOptions.read({"slots": slots, **section.options}, config.file.parent)
         if options.slots < slots:
             raise embedded_llama.EngineError(
                 "slots", f"found {options.slots}, but [slots] main names slot {slots - 1}: set more"
             )
-        engine = embedded_llama.start(evolve(options, states=states), timeout=section.load_timeout)
+        engine = embedded_llama.start(evolve(options, states=folder), timeout=section.load_timeout)
     except embedded_llama.EngineError as error:
         key = f"inference.options.{error.key}" if error.key else "inference.driver"
         raise config.error(key, error.why) from None
     closers.callback(engine.close)
     needed.append(engine.watch())
     closers.callback(os.close, needed[-1])
-    return _llama_server(config, engine.url, engine.api_key, states, closers)
-
-
-def _states(config: Config) -> Path:
-    """The folder for the embedded engine's saved slots, made if there is none."""
-    if config.slots.save_folder is not None:
-        raise config.error("slots.save_folder", "the embedded engine saves in the home: take it out")
-    folder = config.home / "slots"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
-    except OSError as error:
-        raise config.error("slots.save", f"{printable(folder)} cannot be made: {error.strerror}") from None
-    return folder
+    return _llama_server(config, engine.url, engine.api_key, folder, closers)
 
 
 def _scripted(config: Config) -> Inference:

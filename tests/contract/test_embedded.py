@@ -130,16 +130,18 @@ def test_an_engine_that_ends_by_itself_is_logged(caplog: pytest.LogCaptureFixtur
     ("options", "key", "words"),
     [
         ({"modell": "x"}, "modell", "known here are model, context"),
-        ({"model": 3}, "model", "found '3': a path"),
+        ({"model": 3}, "model", "found 3: a path"),
         ({"model": ""}, "model", "a path"),
         ({"model": "nope.gguf"}, "model", "there is no file"),
         ({"model": "~nobody-of-that-name/x"}, "model", "no home folder"),
         ({"chat_template": "nope.jinja"}, "chat_template", "there is no file"),
-        ({"context": "8k"}, "context", "found '8k': a whole number from 256"),
-        ({"context": 100}, "context", "found '100'"),
-        ({"context": True}, "context", "found 'True'"),
+        ({"context": "8k"}, "context", "found the text '8k': a whole number from 256"),
+        ({"context": 100}, "context", "found 100: a whole"),
+        ({"context": True}, "context", "found true: a whole"),
         ({"slots": 0}, "slots", "1 to 64"),
-        ({"threads": 1.5}, "threads", "found '1.5'"),
+        ({"threads": 1.5}, "threads", "found 1.5: a whole"),
+        ({"threads": 1 << 20000}, "threads", "found a huge number: a whole"),
+        ({"model": [1 << 20000]}, "model", "found a list: a path"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_by_name(

@@ -162,11 +162,19 @@ REFUSED = [
     ("[tools]\ndriver = 1", "tools.driver", "found 1: a text"),
     ("[slots]\nmain = -1", "slots.main", "found -1: 0 to"),
     ("[slots]\nmain = 4294967296", "slots.main", "0 to 2147483647"),
-    ("[slots]\nmain = []", "slots.main", "a list of different ones is allowed"),
-    ("[slots]\nmain = [0, 0]", "slots.main", "found a list: a whole number or a list"),
-    ("[slots]\nmain = [0, -1]", "slots.main", "from 0 to 2147483647"),
-    ("[slots]\nmain = [0, true]", "slots.main", "from 0 to"),
-    ("[slots]\nmain = '0'", "slots.main", "a whole number"),
+    ("[slots]\nmain = []", "slots.main", "found an empty list: one whole number or more"),
+    ("[slots]\nmain = [0, 1, 0]", "slots.main", "entry 3 of the list is 0, which stands there before"),
+    ("[slots]\nmain = [0, -1]", "slots.main", "entry 2 of the list is -1: 0 to 2147483647 is allowed"),
+    ("[slots]\nmain = [4294967296]", "slots.main", "entry 1 of the list is 4294967296: 0 to 2147483647"),
+    ("[slots]\nmain = [0, true]", "slots.main", "entry 2 of the list is true: a whole number is"),
+    ("[slots]\nmain = [0, '1']", "slots.main", "entry 2 of the list is the text '1': a whole number is"),
+    ("[slots]\nmain = [[0]]", "slots.main", "entry 1 of the list is a list: a whole number is"),
+    (f"[slots]\nmain = {[*range(1025)]}", "slots.main", "a list of 1025 entries: 1024 at most"),
+    ("[slots]\nmain = '0'", "slots.main", "found the text '0': a whole number, or a list of them, is"),
+    ("[slots]\nmain = 1.5", "slots.main", "found 1.5: a whole number, or a list of them, is allowed"),
+    ("[slots]\nmain = true", "slots.main", "found true: a whole number, or a list of them, is allowed"),
+    ("[slots]\nsave_folder = '/x'", "slots.save_folder", "set [slots] save = true, or take this out"),
+    ("[slots]\nsave_budget = 9", "slots.save_budget", "set [slots] save = true, or take this out"),
     ("[loop]\ntool_iterations = 0", "loop.tool_iterations", "found 0: 1 to"),
     ("[loop]\nrepeat_detection = 'on'", "loop.repeat_detection", "true or false"),
     ("[loop]\ntool_result_cap = 63", "loop.tool_result_cap", "64 to 4194304"),
@@ -214,6 +222,12 @@ def test_no_argument_of_the_template_takes_the_place_of_what_the_server_gives_it
 
 def test_several_slots_are_a_list(tmp_path: Path) -> None:
     assert load(tmp_path, b"[slots]\nmain = [2, 0]\n").slots.main == (2, 0)
+
+
+def test_saving_may_be_switched_off_beside_its_other_keys(tmp_path: Path) -> None:
+    text = "[slots]\nsave = false\nsave_folder = 'x'\nsave_budget = 1\n"
+    found = load(tmp_path, text).slots
+    assert (found.save, found.save_folder, found.save_budget) == (False, tmp_path / "x", 1024 * 1024)
 
 
 def test_a_mark_at_the_beginning_and_dos_lines_are_taken(tmp_path: Path) -> None:

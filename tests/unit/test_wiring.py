@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 import threading
@@ -112,6 +113,22 @@ def test_a_script_beside_the_configuration_is_found(build: Build, tmp_path: Path
             "inference.options.model",
             "no file",
         ),
+        ("[inference]\ndriver = 'embedded'\n[slots]\nmain = 99", "slots.main", "names slot 99: the embedded"),
+        (
+            "[inference]\ndriver = 'embedded'\noptions = { slots = 100 }",
+            "inference.options.slots",
+            "found 100: a whole number from 1 to 64",
+        ),
+        (
+            "[inference]\ndriver = 'embedded'\noptions = { slots = 2 }\n[slots]\nmain = [0, 2]",
+            "inference.options.slots",
+            "found 2, but [slots] main names slot 2",
+        ),
+        (
+            "[inference]\ndriver = 'embedded'\n[slots]\nsave = true\nsave_folder = 'x'",
+            "slots.save_folder",
+            "the embedded engine saves in the home",
+        ),
     ],
 )
 def test_a_driver_that_cannot_be_had_is_told_by_its_key(
@@ -120,6 +137,33 @@ def test_a_driver_that_cannot_be_had_is_told_by_its_key(
     error = refused(build, text)
     assert error.key == key
     assert words in error.why
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda _: None, "there is no folder {}: make it"),
+        (lambda path: path.write_text("x"), "{} is no folder but a file: name a folder"),
+        (os.mkfifo, "{} is no folder but something else: name a folder"),
+        (lambda path: path.symlink_to("gone"), "{} is a link to gone, which is not there: make that"),
+        (lambda path: path.symlink_to("states"), "{} cannot be looked at: Too many levels"),
+    ],
+    ids=["nothing", "file", "pipe", "link", "loop"],
+)
+def test_a_folder_for_saved_slots_that_is_none_is_told_with_the_way_out(
+    build: Build, tmp_path: Path, make: Callable[[Path], object], words: str
+) -> None:
+    make(tmp_path / "states")
+    error = refused(build, "[slots]\nsave = true\nsave_folder = 'states'")
+    assert error.key == "slots.save_folder"
+    assert words.format(tmp_path / "states") in error.why
+    assert error.why.endswith("llama-server needs the same one, as --slot-save-path")
+    build("[slots]\nsave = false\nsave_folder = 'states'")
+
+
+def test_a_folder_for_saved_slots_may_be_reached_by_a_link(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "states").symlink_to(tmp_path)
+    build("[slots]\nsave = true\nsave_folder = 'states'")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,6 @@ daemon along, and it dies with the process that started it, however that one end
 """
 
 from .engine import Engine, start
-from .options import EngineError, EngineOptions, small_model
+from .options import MOST_SLOTS, EngineError, EngineOptions, small_model
 
-__all__ = ["Engine", "EngineError", "EngineOptions", "small_model", "start"]
+__all__ = ["MOST_SLOTS", "Engine", "EngineError", "EngineOptions", "small_model", "start"]

