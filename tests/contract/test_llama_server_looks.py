@@ -220,6 +220,25 @@ def test_a_healthy_server_passes_and_generates_nothing(server: FakeLlama, driver
     assert server.chats == []
 
 
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (("/m/a.gguf", "/m/a.gguf", "b1-x"), "model file '/m/a.gguf', build 'b1-x'"),
+        (("a.gguf", "/m/a.gguf", None), "model file '/m/a.gguf'"),
+        (("small", "/m/a.gguf", ""), "model 'small', in the file '/m/a.gguf'"),
+        (("small", 3, "b1\x1b"), "model 'small', build 'b1\\x1b'"),
+        ((None, None, "b1"), "build 'b1'"),
+        ((None, None, None), "no name told"),
+    ],
+)
+def test_each_thing_that_the_server_tells_of_its_model_is_said_once_with_what_it_is(
+    server: FakeLlama, driver: LlamaServer, told: tuple[Any, ...], found: str
+) -> None:
+    names = dict(zip(("model_alias", "model_path", "build_info"), told, strict=True))
+    server.answers["/props"] = json_reply({**names, "default_generation_settings": {}})
+    assert check(driver)["access"] == ("ok", f"{found} | ")
+
+
 def test_a_server_that_is_not_there_fails_and_ends_the_test() -> None:
     with FakeLlama() as gone:
         url = gone.url

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from boxmaker_core.baseline import Baseline
@@ -88,8 +89,13 @@ def _up(server: Server, load_timeout: float) -> Check:
 
 
 def _identity(props: dict[str, Any]) -> str:
-    told = [props.get(key) for key in ("model_alias", "model_path", "build_info")]
-    return ", ".join(short(text, 120) for text in told if isinstance(text, str) and text) or "no name told"
+    """Which model, from which file, on which build, as far as it is told; a name may be that of the file."""
+    told = {key: props.get(key) for key in ("model_alias", "model_path", "build_info")}
+    name, file, build = (text if isinstance(text, str) else "" for text in told.values())
+    if name in (file, PurePath(file).name):
+        name = ""
+    parts = [("model", name), ("in the file" if name else "model file", file), ("build", build)]
+    return ", ".join(f"{what} {short(text, 240)}" for what, text in parts if text) or "no name told"
 
 
 def _context(props: dict[str, Any]) -> Check:

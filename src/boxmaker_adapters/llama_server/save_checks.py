@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator, Sequence
 
 from boxmaker_core.messages import short
 from boxmaker_core.ports import Check
 
 from .saves import MIB, REMEDY, Saving
 from .server import PROBE_SECONDS, Refused, Server, Trouble
-from .states import states
+from .states import State, states
 
 _FOLDER = "name the folder of --slot-save-path with [slots] save_folder"
+_NAMED = 5
+"""Files that are named; there may be many."""
 
 
 def save_check(server: Server, saving: Saving | None) -> Check:
@@ -55,9 +58,34 @@ def _folder(saving: Saving) -> Check:
     except OSError as error:
         found = f"{shown} cannot be read: {error.strerror}"
         return Check(name="save", status="warn", found=found, remedy=_FOLDER)
-    size, budget = sum(state.size for state in there) / MIB, saving.budget / MIB
-    found = f"{len(there)} {'state' if len(there) == 1 else 'states'}, {size:.0f} of {budget:.0f} MiB"
+    faults = list(_faults(there, mode, shown, saving.budget))
+    whole, size = sum(state.whole for state in there), sum(state.size for state in there)
+    found = f"{_count(whole, 'state')}, {size / MIB:.0f} of {saving.budget / MIB:.0f} MiB"
+    return Check(
+        name="save",
+        status="warn" if faults else "ok",
+        found="; ".join([found, *(said for said, _ in faults)]),
+        remedy="; ".join(remedy for _, remedy in faults),
+    )
+
+
+def _faults(there: Sequence[State], mode: int, shown: str, budget: int) -> Iterator[tuple[str, str]]:
+    """What is wrong with the folder `shown`, which has `there` in it, and what to do about it."""
+    if sum(state.size for state in there) > budget:
+        yield (
+            "that is over the budget",
+            "raise [slots] save_budget, or let the next save remove the least recently used",
+        )
+    halves = sorted(state.name for state in there if not state.whole)
+    if halves:
+        names = ", ".join(halves[:_NAMED]) + (", …" if len(halves) > _NAMED else "")
+        yield (
+            f"{_count(len(halves), 'file')} in it cannot be used, since not all of it is there",
+            f"if no save is running, remove from {shown}: {names}",
+        )
     if mode & stat.S_IRWXO:
-        found += f"; everybody may use {shown}, and states hold conversations"
-        return Check(name="save", status="warn", found=found, remedy=f"chmod o= {shown}")
-    return Check(name="save", status="ok", found=found)
+        yield f"everybody may use {shown}, and states hold conversations", f"chmod o= {shown}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
