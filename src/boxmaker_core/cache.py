@@ -11,6 +11,8 @@ from .messages import Usage
 
 TOLERANCE = 16
 """Tokens at the end of a prompt that a server may evaluate again without it being a loss."""
+DETAIL = 500
+"""Most characters of a detail."""
 
 
 CAUSES = (
@@ -29,10 +31,25 @@ it cleared the slot while that was idle; its model can go back to certain places
 
 @frozen(kw_only=True)
 class Cause:
-    """``cause`` is one of `CAUSES`; ``detail`` says what shows it, and what to do, in one line."""
+    """``cause`` is one of `CAUSES`; ``detail`` says what shows it, and what to do, in one line of at most
+    `DETAIL` characters."""
 
     cause: str
     detail: str
+
+
+def checked(found: object) -> Cause:
+    """What a driver answered, fit for a log: a detail is cut and has nothing in it that cannot be printed;
+    what is no cause is unknown."""
+    match found:
+        case Cause(cause=str(cause), detail=str(detail)) if cause in CAUSES:
+            kept = "".join(letter if letter.isprintable() else "\ufffd" for letter in detail[:DETAIL])
+            return Cause(cause=cause, detail=kept)
+        case _:
+            what = type(found).__name__
+            return checked(
+                Cause(cause="unknown", detail=f"the driver answered with a {what} that is no cause")
+            )
 
 
 @frozen(kw_only=True)

@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from . import events, records
 from .baseline import Baseline
-from .cache import Cause, Loss, cache_outcome
+from .cache import Cause, Loss, cache_outcome, checked
 from .errors import IllegalRecord, InferenceError, LogCorrupt, SessionBusy, SessionFull
 from .events import TurnEvent
 from .limits import Limits, cut, safe_text
@@ -266,7 +266,11 @@ class _Turn:
         inference = self.loop.inference
         if not callable(getattr(type(inference), "explain_loss", None)):
             return None
-        return cast(Explaining, inference).explain_loss(self._request(), loss, self.cancel)
+        try:
+            return checked(cast(Explaining, inference).explain_loss(self._request(), loss, self.cancel))
+        except Exception as error:
+            # The answer is there, and is worth more than why it took long. A cancelled turn sees that itself.
+            return checked(Cause(cause="unknown", detail=f"the driver could not tell: {_told(error)}"))
 
     def _completion_records(self, completion: Completion) -> tuple[LogRecord, LogRecord]:
         now = self.loop.clock()

@@ -178,5 +178,9 @@ class Explaining(Protocol):
 
     def explain_loss(self, request: Request, loss: Loss, cancel: Cancel) -> Cause:
         """Why the newest completion of `request`, whose records end with its `Usage`, reused less than it
-        could. Takes seconds at most and never raises InferenceError: what cannot be found is "unknown"."""
+        could. Takes seconds at most; what cannot be found is "unknown".
+
+        It cannot end a turn: what it raises, short of the user's interrupt, is recorded as "unknown" with
+        its words, and so is what is no `Cause`. A detail is cut to `cache.DETAIL` printable characters.
+        """
         ...

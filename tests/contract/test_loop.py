@@ -203,6 +203,15 @@ def test_a_loss_is_recorded_and_told_once_also_across_turns(bench: Bench) -> Non
     assert bench.channel.events[0] == events.CacheLoss(expected=441, got=400)
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raises(error: BaseException) -> Any:
+    raise error
+
+
 class Knowing(ScriptedInference):
     """One that knows why, and what it was asked."""
 
@@ -211,10 +220,21 @@ class Knowing(ScriptedInference):
         return Cause(cause="restart", detail="the server is new")
 
 
+class Odd(ScriptedInference):
+    """One whose explanations are what `answer` gives."""
+
+    answer: Callable[[], Any]
+
+    def explain_loss(self, request: Request, loss: Loss, cancel: Any) -> Any:
+        del request, loss, cancel
+        return self.answer()
+
+
+LOSING = (says(usage=Usage(cache_n=0, prompt_n=441)), says(usage=Usage(cache_n=0, prompt_n=460)))
+
+
 def test_a_driver_that_knows_the_cause_of_a_loss_has_it_recorded_and_told(bench: Bench) -> None:
-    bench.inference = Knowing(
-        [says(usage=Usage(cache_n=0, prompt_n=441)), says(usage=Usage(cache_n=0, prompt_n=460))]
-    )
+    bench.inference = Knowing(list(LOSING))
     bench.turn()
     bench.turn(resume=True)
     assert bench.inference.asked == ("Usage", Loss(expected=441, got=0), False)
@@ -222,6 +242,72 @@ def test_a_driver_that_knows_the_cause_of_a_loss_has_it_recorded_and_told(bench:
     assert told == events.CacheLoss(expected=441, got=0, cause="restart", detail="the server is new")
     kept = next(record for record in bench.records() if isinstance(record, records.CacheLoss))
     assert (kept.cause, kept.detail) == ("restart", "the server is new")
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "detail"),
+    [
+        (lambda: 1 / 0, "unknown", "the driver could not tell: ZeroDivisionError: division by zero"),
+        (
+            lambda: raises(InferenceError("gone")),
+            "unknown",
+            "the driver could not tell: InferenceError: gone",
+        ),
+        (lambda: raises(Unspeakable()), "unknown", "the driver could not tell: Unspeakable"),
+        (lambda: None, "unknown", "the driver answered with a NoneType that is no cause"),
+        (lambda: Cause(cause=3, detail="d"), "unknown", "the driver answered with a Cause that is no cause"),
+        (
+            lambda: Cause(cause="restart", detail=None),
+            "unknown",
+            "the driver answered with a Cause that is no cause",
+        ),
+        (
+            lambda: Cause(cause="sun\0spots", detail="d"),
+            "unknown",
+            "the driver answered with a Cause that is no cause",
+        ),
+        (lambda: Cause(cause="restart", detail="a\n\x1b[2J\ud800é"), "restart", "a\ufffd\ufffd[2J\ufffdé"),
+        (lambda: Cause(cause="restart", detail="x" * 9_000_000), "restart", "x" * 500),
+        (lambda: Cause(cause="restart", detail="x" * 499), "restart", "x" * 499),
+        (lambda: type("\n" * 999, (), {})(), "unknown", ...),
+    ],
+)
+def test_no_explanation_ends_a_turn_or_spoils_the_log(
+    bench: Bench, answer: Callable[[], Any], cause: str, detail: str
+) -> None:
+    bench.inference = Odd(list(LOSING))
+    bench.inference.answer = answer
+    bench.turn()
+    assert bench.turn(resume=True).content == "done"
+    kept = next(record for record in bench.records() if isinstance(record, records.CacheLoss))
+    told = next(event for event in bench.channel.events if isinstance(event, events.CacheLoss))
+    assert (kept.cause, kept.detail) == (told.cause, told.detail)
+    assert kept.cause == cause
+    assert kept.detail == detail or (detail is ... and len(kept.detail) == 500 and kept.detail.isprintable())
+
+
+def test_a_stop_during_an_explanation_ends_the_turn_where_it_would_have_ended_anyway(bench: Bench) -> None:
+    bench.inference = Odd([*LOSING, calls(call(), usage=Usage(cache_n=0, prompt_n=480))])
+    bench.turn()
+    cancel = threading.Event()
+
+    def stop() -> Any:
+        cancel.set()
+        raise ShuttingDown
+
+    bench.inference.answer = stop
+    assert bench.turn(resume=True, cancel=cancel).content == "done", "it was answered"
+    cancel.clear()
+    with pytest.raises(ShuttingDown):
+        bench.turn(resume=True, cancel=cancel)
+
+
+def test_the_users_interrupt_is_no_explanation(bench: Bench) -> None:
+    bench.inference = Odd(list(LOSING))
+    bench.inference.answer = lambda: raises(KeyboardInterrupt())
+    bench.turn()
+    with pytest.raises(KeyboardInterrupt):
+        bench.turn(resume=True)
 
 
 def test_the_models_own_text_and_the_time_of_its_prompt_are_kept(bench: Bench) -> None:
@@ -234,11 +320,6 @@ def test_the_models_own_text_and_the_time_of_its_prompt_are_kept(bench: Bench) -
 
 
 # Results
-
-
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
 
 
 @pytest.mark.parametrize(
@@ -299,8 +380,8 @@ def test_class_and_trust_of_a_result_are_kept(bench: Bench) -> None:
 
 def goes_on(bench: Bench) -> None:
     """The next turn works, and no call is without its result."""
-    bench.play(says("fine"))
-    assert bench.turn("go on", resume=True).content == "fine"
+    bench.play(says("done"))
+    assert bench.turn("go on", resume=True).content == "done"
 
 
 def test_the_iteration_limit(bench: Bench) -> None:
@@ -648,13 +729,13 @@ def test_a_cancelled_completion_leaves_no_trace(bench: Bench) -> None:
 
 
 def test_one_loop_takes_turn_after_turn_whatever_their_end(bench: Bench) -> None:
-    bench.play(says(), InferenceError("gone"), RuntimeError("bug"), says("fine"))
+    bench.play(says(), InferenceError("gone"), RuntimeError("bug"), says("done"))
     loop = bench.loop()
     loop.turn("s1", "hi")
     for error in (InferenceError, RuntimeError):
         with pytest.raises(error):
             loop.turn("s1", "hi", resume=True)
-    assert loop.turn("s1", "hi", resume=True).content == "fine"
+    assert loop.turn("s1", "hi", resume=True).content == "done"
 
 
 def test_a_session_keeps_the_slot_it_began_with(bench: Bench) -> None:

@@ -10,10 +10,10 @@ from fakes import logs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boxmaker_adapters.llama_server.causes import DETAIL, Evidence, Prompts, judge
+from boxmaker_adapters.llama_server.causes import Evidence, Prompts, judge
 from boxmaker_adapters.llama_server.residents import Before, Residents, Stay, mark
 from boxmaker_adapters.llama_server.slots import SlotSeen
-from boxmaker_core.cache import CAUSES, Loss
+from boxmaker_core.cache import CAUSES, DETAIL, Loss
 from boxmaker_core.messages import SessionId, Usage
 from boxmaker_core.ports import Request
 

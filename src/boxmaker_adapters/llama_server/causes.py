@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from boxmaker_core.cache import TOLERANCE, Cause, Loss
+from boxmaker_core.cache import DETAIL, TOLERANCE, Cause, Loss
 from boxmaker_core.messages import SessionId, short
 
 from .residents import Before
 
-DETAIL = 500
-"""Most characters of a detail."""
 _NEAR = 2
 """Tokens by which two counts of one thing may differ."""
 
