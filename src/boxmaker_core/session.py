@@ -142,11 +142,18 @@ class Session:
             case records.ToolResult():
                 return self._result_objection(record)
             case records.CacheLoss():
-                return "" if isinstance(last, records.Usage) else "a cache_loss follows its usage only"
+                return self._loss_objection(record, last)
         if self.open_calls:
             return f"{len(self.open_calls)} tool calls have no result yet"
         if isinstance(record, records.Assistant) and (self.last_answer or len(self.records) == 1):
             return "an assistant answers a user or a tool result only"
+        return ""
+
+    def _loss_objection(self, record: records.CacheLoss, last: LogRecord) -> str:
+        if not isinstance(last, records.Usage):
+            return "a cache_loss follows its usage only"
+        if record.got >= record.expected:
+            return f"a cache_loss that lost nothing: {record.got} tokens reused of {record.expected}"
         return ""
 
     def _result_objection(self, record: records.ToolResult) -> str:

@@ -472,7 +472,17 @@ def test_reading_goes_as_far_as_the_log_is_good(home: Path) -> None:
     assert len(reading.records) == 4
     assert reading.size == len(data)
     assert reading.fault is not None
-    assert reading.fault.line == 5
+    assert (reading.fault.line, reading.torn) == (5, True)
+
+
+def test_reading_goes_as_far_as_the_order_is_legal(home: Path) -> None:
+    data = make_log(home)
+    first, *_ = data.splitlines(keepends=True)
+    log_file(home).write_bytes(data + first + data)
+    reading = JsonlStore(home).read(S1)
+    assert (len(reading.records), reading.size, reading.torn) == (4, len(data), False)
+    assert reading.fault is not None
+    assert (reading.fault.line, reading.fault.why[:33]) == (5, "a log has one session_start, as i")
 
 
 # --- One writer

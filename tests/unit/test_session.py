@@ -42,6 +42,8 @@ ILLEGAL = {
     "a usage after a user": (log(user(), usage()), 2, "usage"),
     "two usages": (log(user(), assistant(), usage(), usage()), 4, "usage"),
     "a loss without usage": (log(user(), assistant(), loss()), 3, "cache_loss"),
+    "a loss of nothing": (log(user(), assistant(), usage(), loss(5, 5)), 4, "lost nothing"),
+    "a loss of less than nothing": (log(user(), assistant(), usage(), loss(5, 9)), 4, "lost nothing"),
     "a result for no call": (log(user(), result(1)), 2, "no open call"),
     "one result too many": (log(user(), assistant(call()), result(1), result(2)), 4, "no open call"),
     "results out of order": (log(user(), assistant(call(id="a"), call(id="b")), result(1, id="b")), 3, "'a'"),

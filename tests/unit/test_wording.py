@@ -73,6 +73,7 @@ OBJECTIONS: list[tuple[list[LogRecord], str]] = [
     (log(EpochEnd(time=NOW), user()), "nothing follows an epoch_end"),
     (log(user(), usage()), "a usage follows its assistant only"),
     (log(user(), assistant(), loss()), "a cache_loss follows its usage only"),
+    (log(user(), assistant(), usage(), loss(5, 9)), "a cache_loss that lost nothing: 9 tokens reused of 5"),
     (log(user(), result(1)), "a tool_result for no open call"),
     (log(user(), assistant(call()), result(1, id="x")), "a tool_result for call 'x' where 'c' is next"),
     (

@@ -18,7 +18,7 @@ from boxmaker_core.messages import SessionId
 from boxmaker_core.records import LogRecord, SessionStart
 from boxmaker_core.session import Session
 
-from .reading import LINE_BYTES, read_records, repair
+from .reading import LINE_BYTES, Reading, read_records, repair
 
 _NAMES = {kind: name for name, kind in RECORDS.items()}
 
@@ -67,6 +67,16 @@ def diagnose(data: bytes, path: Path, session: SessionId) -> Diagnosis:
         open_calls=len(replayed.open_calls),
         left_out=tuple(_leftover(kept + at, line) for at, line in enumerate(_lines(data[size:]), 1)),
     )
+
+
+def in_order(reading: Reading, data: bytes, path: Path) -> Reading:
+    """What was read of `data`, up to the first record that cannot be where it is."""
+    replayed, illegal = _replay(reading.records)
+    if illegal is None:
+        return reading
+    kept = tuple(replayed.records)
+    fault = LogCorrupt(str(path), illegal.index + 1, illegal.why, repair(path))
+    return Reading(records=kept, size=_length(data, len(kept)), fault=fault)
 
 
 def _replay(records: tuple[LogRecord, ...]) -> tuple[Session, IllegalRecord | None]:

@@ -31,18 +31,20 @@ RESTORE = "put the session's folder back from a copy, or start another session"
 
 @frozen(kw_only=True)
 class Reading:
-    """The records of a log up to its first fault; ``size`` is their length in bytes."""
+    """The records of a log up to its first fault; ``size`` is their length in bytes. ``torn``: the fault is
+    that the last line is not whole, as is one that is being written."""
 
     records: tuple[LogRecord, ...]
     size: int
     fault: LogCorrupt | None
+    torn: bool = False
 
 
 def read_records(data: bytes, path: Path, session: SessionId) -> Reading:
     """Read a log's bytes; lines end at LF only. Never raises for what stands in it."""
     found: list[LogRecord] = []
     size = 0
-    why = ""
+    why, torn = "", False
     *lines, rest = data.split(b"\n")
     for line in lines:
         if len(line) > LINE_BYTES:
@@ -59,13 +61,13 @@ def read_records(data: bytes, path: Path, session: SessionId) -> Reading:
         size += len(line) + 1
     else:
         if rest:
-            why = "it has no line feed at its end, so it was not written whole"
+            why, torn = "it has no line feed at its end, so it was not written whole", True
         elif not found:
             why = "the file is empty"
     fault = None
     if why:
         fault = LogCorrupt(str(path), len(found) + 1, why, repair(path) if found else RESTORE)
-    return Reading(records=tuple(found), size=size, fault=fault)
+    return Reading(records=tuple(found), size=size, fault=fault, torn=torn)
 
 
 def _start_objection(first: LogRecord, session: SessionId) -> str:

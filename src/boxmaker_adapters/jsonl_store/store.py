@@ -27,7 +27,7 @@ from boxmaker_core.messages import SessionId, session_id
 from boxmaker_core.ports import SessionStore
 from boxmaker_core.records import LogRecord, SessionStart
 
-from .diagnosis import diagnose
+from .diagnosis import diagnose, in_order
 from .files import Files
 from .log import DueCuts, JsonlLog, Mark, encode, release, write_failed
 from .making import BASELINE, LOG, Maker
@@ -155,7 +155,8 @@ class JsonlStore(SessionStore):
             stack.callback(self._files.close, folder)
             fd = open_regular(self._files, folder, path, write=False)
             stack.callback(self._files.close, fd)
-            return read_records(read_all(self._files, fd, path), path, session)
+            data = read_all(self._files, fd, path)
+            return in_order(read_records(data, path, session), data, path)
 
     def sessions(self) -> list[SessionId]:
         """Raises StoreError if the folder cannot be read; where there is none, there are no sessions."""
