@@ -120,6 +120,7 @@ def _llama_server(
     from boxmaker_adapters.llama_server.saves import Saving
 
     section, slots = config.inference, config.slots
+    saving = Saving(folder=folder, budget=slots.save_budget, owner=str(config.home))
     try:
         made = LlamaServer(
             url,
@@ -128,7 +129,7 @@ def _llama_server(
             load_timeout=section.load_timeout,
             idle_timeout=section.idle_timeout,
             sampling=section.sampling,
-            saving=Saving(folder=folder, budget=slots.save_budget) if slots.save else None,
+            saving=saving if slots.save else None,
         )
     except ValueError as error:
         raise config.error("inference", factories.one_line(error)) from None

@@ -101,8 +101,7 @@ def accounts(log: Iterable[LogRecord]) -> list[Account]:
                         milliseconds=record.prompt_ms,
                     )
                 )
-                prompt, answer = record.usage.prompt, record.predicted_n
-                ideal = None if prompt is None or answer is None else prompt + max(0, answer - 1)
+                ideal = record.usage.held
             case records.CacheLoss() if found:
                 found[-1] = evolve(found[-1], loss=record)
             case _:

@@ -126,6 +126,14 @@ class Usage:
             return None
         return self.cache_n + self.prompt_n
 
+    @property
+    def held(self) -> int | None:
+        """Tokens that the server holds after it, which the next prompt can reuse; None if they were not
+        counted. The last one of an answer is never evaluated."""
+        if self.prompt is None or self.predicted_n is None:
+            return None
+        return self.prompt + max(0, self.predicted_n - 1)
+
 
 class Ending(enum.Enum):
     """How a completion stopped. A full context is no ending but `SessionFull`."""

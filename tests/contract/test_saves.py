@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,14 +20,15 @@ from boxmaker_adapters.llama_server import saves
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.llama_server.saves import Saving
 from boxmaker_adapters.llama_server.states import states
+from boxmaker_cli import config, wiring
 from boxmaker_core.events import ChatEvent, Queued
 from boxmaker_core.messages import SessionId
 from boxmaker_core.ports import Request
 
 SAVE, RESTORE = "/slots/0?action=save", "/slots/0?action=restore"
 STATE = b"x" * 100
-HELD = 20
-"""Tokens in the slot after an answer; the prompts here have 14 at most."""
+HELD = 10
+"""Tokens in the slot after an answer: ten of the prompt, and none of the answer's one."""
 
 
 class Slots:
@@ -106,10 +108,10 @@ def test_a_state_is_saved_after_an_answer_that_was_cut_off_in_a_call_since_that_
     server: FakeLlama, slots: Slots
 ) -> None:
     driver = driver_of(server, slots.folder)
-    server.script(answer("", calls=[("i", "clock", '{"a":')], finish="length"))
+    server.script(answer("", calls=[("i", "clock", '{"a":')], finish="length", predicted=1))
     ask(driver, later())
     driver.close()
-    assert server.count(SAVE) == 1
+    assert len(states(slots.folder)) == 1
 
 
 def test_the_next_request_on_the_slot_waits_for_the_save(server: FakeLlama, slots: Slots) -> None:
@@ -328,45 +330,169 @@ def test_a_server_that_does_not_tell_its_model_saves_and_restores_nothing(
     assert "does not tell its model and context" in caplog.messages[0]
 
 
-def test_an_empty_slot_never_takes_the_place_of_a_state(
-    server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("saved", [0, HELD - 3, HELD + 3, 5000, None, "10", True])
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_is_not_the_sessions_own_never_takes_the_place_of_its_state(
+    server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture, saved: Any, seen: bool
 ) -> None:
-    """The server began anew, or emptied the slot, between the answer and the save."""
-    good = iter([True])
+    """The server began anew, or somebody else used the slot, between the answer and the save."""
+    driver = driver_of(server, slots.folder if seen else None)
+    server.script(*(answer("a") for _ in range(3)))
+    ask(driver, later())
+    server.wait_requests(SAVE, 1)
 
     def save(body: Any) -> Reply:
-        written = slots.save(body)
-        return written if next(good, False) else json_reply({"n_saved": 0, "n_written": len(STATE)})
+        slots.save(body)
+        return json_reply({"n_saved": saved, "n_written": len(STATE)})
 
+    slots.slot = {"id": 0, "is_processing": False, "id_task": 1, "n_prompt_tokens": 9}
     server.answers[SAVE] = save
-    driver = driver_of(server, slots.folder)
-    server.script(answer("one", prompt_n=9), answer("two", cache_n=9, prompt_n=5))
     with caplog.at_level(logging.WARNING):
-        ask(driver, request())
-        ask(driver, request())
+        ask(driver, later())
+        ask(driver, later("s2"))  # which waits for the save
+    assert len(caplog.messages) == 1
+    assert "when it was saved, where its session had left 10: not kept" in caplog.messages[0]
+    slots.slot = {"id": 0, "is_processing": False}
+    server.script(answer("b"))
+    ask(driver, later())
+    driver.close()
+    names = [json.loads(got.raw)["filename"] for got in server.requests if got.path == SAVE]
+    assert [name.split(".")[:2] for name in slots.restored] == [names[0].split(".")[:2]]
+    assert slots.restored[0] not in names[1:]
+
+
+def test_a_completion_that_was_not_counted_is_not_saved(server: FakeLlama, slots: Slots) -> None:
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one", counted=False))
+    ask(driver, later())
+    driver.close()
+    assert server.count(SAVE) == 0
+
+
+def test_a_saver_that_cannot_start_loses_neither_the_answer_nor_the_slot(
+    server: FakeLlama, slots: Slots, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+
+    def refuses(thread: threading.Thread) -> None:
+        if thread.name.startswith("save-slot"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one"), answer("two"))
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(threading.Thread, "start", refuses)
+        ask(driver, later())
+    assert caplog.messages == ["slot 0 could not be saved: can't start new thread (told once)"]
+    ask(driver, later())
+    driver.close()
+    assert server.count(SAVE) == 1
+
+
+def test_a_save_that_hangs_holds_up_its_own_slot_alone(server: FakeLlama, slots: Slots) -> None:
+    go = threading.Event()
+
+    def slow(body: Any) -> Reply:
+        assert go.wait(PATIENCE)
+        return slots.save(body)
+
+    server.slots = 2
+    server.answers[SAVE] = slow
+    server.answers["/slots/1?action=save"] = slots.save
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one"), answer("two"), answer("six"))
+    ask(driver, later("s1"))
+    server.wait_requests(SAVE, 1)
+    for _ in range(2):
+        ask(driver, evolve(later("s2"), slot=1))
+    go.set()
+    driver.close()
+    assert {state.key.split(".")[0] for state in states(slots.folder)} == {"s1", "s2"}
+
+
+def test_two_loopds_that_share_a_folder_share_no_state(
+    server: FakeLlama, slots: Slots, tmp_path: Path
+) -> None:
+    (tmp_path / "system.md").write_text("Be brief.")
+    names = []
+    for home in ("one", "two"):
+        file = tmp_path / f"{home}.toml"
+        file.write_text(
+            f"[paths]\nhome = '{home}'\n[inference]\nurl = '{server.url}'\n"
+            f"[slots]\nsave = true\nsave_folder = '{slots.folder}'\n"
+        )
+        wired = wiring.build(config.load(file, {}))
+        server.script(answer("a"), answer("b"))
+        wired.loop.turn("s1", "hi")
+        wired.loop.turn("s1", "hi", resume=True)
+        wired.close()
+        names.append({state.name for state in states(slots.folder)})
+        assert len(slots.restored) == len(names)
+    assert len(names[1]) == 2
+
+
+def test_what_goes_for_the_budgets_sake_is_logged(
+    server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = driver_of(server, slots.folder, budget=len(STATE) + 10)
+    server.script(answer("a"), answer("b"))
+    with caplog.at_level(logging.INFO):
+        ask(driver, later("s1"))
+        ask(driver, later("s2"))
         driver.close()
-    assert caplog.messages == [
-        "a slot held 0 tokens when it was saved, after a prompt of 14: not kept (told once)"
-    ]
-    (state,) = slots.folder.iterdir()
-    server.script(answer("three"))
-    ask(driver_of(server, slots.folder), later(logs.start().session))
-    assert slots.restored == [state.name]
+    assert [message.split(".")[0] for message in caplog.messages] == ["s1"]
+    assert caplog.messages[0].endswith("was removed to keep within save_budget")
 
 
-def test_without_a_folder_a_state_that_was_broken_off_is_not_restored(
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_model_or_adapter_that_was_replaced_in_place_is_another(
+    server: FakeLlama, slots: Slots, tmp_path: Path, caplog: pytest.LogCaptureFixture, adapter: bool
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"one")
+    props: dict[str, Any] = {"default_generation_settings": {"n_ctx": 4096}, "model_path": "/not/here"}
+    if adapter:
+        server.answers["/lora-adapters"] = json_reply([{"id": 0, "path": str(model), "scale": 1.0}])
+    else:
+        props["model_path"] = str(model)
+    server.answers["/props"] = json_reply(props)
+    server.script(*(answer("a", cache_n=9, prompt_n=1) for _ in range(5)))
+    driver = driver_of(server, slots.folder)
+    ask(driver, later())
+    ask(driver, later())
+    server.wait_requests(SAVE, 2)
+    assert len(slots.restored) == 1
+    model.write_bytes(b"two")
+    os.utime(model, (1, 1))
+    with caplog.at_level(logging.WARNING):
+        ask(driver, later())  # whose server may still run the old one
+        driver.close()
+    assert (len(slots.restored), server.count(SAVE)) == (1, 2)
+    assert len(caplog.messages) == 1
+    assert "start llama-server anew, then loopd" in caplog.messages[0]
+    driver = driver_of(server, slots.folder)
+    ask(driver, later())
+    ask(driver, later())
+    driver.close()
+    assert len(slots.restored) == 2
+    assert slots.restored[0].split(".")[1] != slots.restored[1].split(".")[1]
+
+
+def test_without_a_folder_a_state_that_was_broken_off_is_not_restored_but_the_one_before_is(
     server: FakeLlama, slots: Slots
 ) -> None:
-    """It would be half a file, under the name that a whole one had."""
+    """Half a file can bring the server down, so no name is written to while what it has is good."""
     replies: Iterator[Callable[[Any], Reply]] = iter([slots.save, lambda _: hang_up()])
     server.answers[SAVE] = lambda body: next(replies, slots.save)(body)
     driver = driver_of(server, None)
-    server.script(*(answer("a") for _ in range(4)))
-    restored = []
-    for _ in range(4):
+    server.script(*(answer("a") for _ in range(5)))
+    for _ in range(5):
         ask(driver, later())
-        restored.append(len(slots.restored))
-    assert restored == [0, 1, 1, 2]
+    driver.close()
+    names = [json.loads(got.raw)["filename"] for got in server.requests if got.path == SAVE]
+    assert slots.restored == [names[0], names[0], names[2], names[3]]
+    assert len(set(names)) == 2
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,9 @@ class Residents:
     def leave(self, request: Request, usage: Usage, body: bytes | None = None) -> None:
         """It has been sent, as `body`; `usage` is what was told of it, if anything."""
         name = session_of(request)
-        tokens = None
-        if usage.prompt is not None and usage.predicted_n is not None:
-            tokens = usage.prompt + usage.predicted_n - 1  # the last token is never evaluated
         with self._guard:
             stay = self._last[request.slot] = Stay(
-                session=name, tokens=tokens, sent=None if body is None else mark(body)
+                session=name, tokens=usage.held, sent=None if body is None else mark(body)
             )
             _keep(self._own, name, stay)
 

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
+import secrets
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attrs import define, field, frozen
 
-from boxmaker_core.errors import InferenceError
-from boxmaker_core.messages import SessionId, Usage
+from boxmaker_core.errors import InferenceError, ShuttingDown
+from boxmaker_core.messages import SessionId, Usage, short
 from boxmaker_core.ports import Cancel, Request
 
 from .failures import whole
+from .identity import Identity
 from .residents import Before, session_of
 from .server import Refused, Server
 from .slots import SlotSeen
-from .states import NotKept, drop, find, keep, mark_used, part_name, state_key
+from .states import NotKept, find, keep, mark_used, part_name, state_key
 
 LOG = logging.getLogger(__name__)
 
@@ -37,25 +40,28 @@ CLOSE_SECONDS = 10.0
 MIB = 1024 * 1024
 
 REMEDY = "start llama-server with --slot-save-path FOLDER, or set [slots] save = false"
-_MODEL = ("model_path", "model_alias", "model_ftype", "build_info")
+NEAR = 2
+"""Tokens by which what a slot held may differ from what a completion should have left in it."""
 
 
 @frozen(kw_only=True)
 class Saving:
     """That states are saved. ``folder`` is the server's, if it can be seen from here, else None: then nobody
-    removes old files. ``budget`` is the most bytes of all states in it."""
+    removes old files. ``budget`` is the most bytes of all states in it. ``owner`` tells these sessions from
+    those of another loopd that shares the folder."""
 
     folder: Path | None
     budget: int
+    owner: str = ""
 
 
 @frozen(kw_only=True)
 class _Order:
-    """``least``: the tokens that the slot holds at least, if it still has that conversation."""
+    """``tokens`` are what the session's completion left in the slot; ``release`` lets the next one use it."""
 
     session: SessionId
     slot: int
-    least: int
+    tokens: int
     release: Callable[[], None]
 
 
@@ -66,8 +72,9 @@ class Saves:
 
     server: Server
     saving: Saving
-    _orders: queue.SimpleQueue[_Order | None] = field(factory=queue.SimpleQueue, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
+    _model: Identity = field(init=False)
+    _running: dict[int, threading.Thread] = field(factory=dict, init=False)
+    """The last save of each slot: nobody uses a slot while it is being saved, so there is one at most."""
     _guard: threading.Lock = field(factory=threading.Lock, init=False)
     _closed: bool = field(default=False, init=False)
     _told: set[str] = field(factory=set, init=False)
@@ -76,81 +83,90 @@ class Saves:
     _kept: dict[str, str] = field(factory=dict, init=False)
     """The names of states whose folder cannot be seen, by what they begin with; saved by this process."""
 
+    def __attrs_post_init__(self) -> None:
+        self._model = Identity(self.server)
+
     def later(self, request: Request, usage: Usage, release: Callable[[], None]) -> bool:
         """Save the slot of `request` in the background, then `release` it; nobody may use it until then.
         `usage` is what was told of the completion that it holds now.
 
-        False, and nothing is done, once it is closed.
+        False, and nothing is done, once it is closed, or if the server did not count the tokens: nobody could
+        tell then whether the slot still holds them.
         """
+        if usage.held is None:
+            return False
+        slot = request.slot
+        order = _Order(session=session_of(request), slot=slot, tokens=usage.held, release=release)
+        thread = threading.Thread(target=self._work, args=(order,), name=f"save-slot-{slot}", daemon=True)
         with self._guard:
             if self._closed:
                 return False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="slot-saver", daemon=True)
-                self._thread.start()
-            least = max(1, usage.prompt or 0)
-            self._orders.put(
-                _Order(session=session_of(request), slot=request.slot, least=least, release=release)
-            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._tell(f"slot {slot} could not be saved: {error}", "thread")
+                return False
+            self._running[slot] = thread
             return True
 
     def close(self) -> None:
-        """Finish what was ordered, within `CLOSE_SECONDS`."""
+        """Finish what runs, within `CLOSE_SECONDS`."""
         with self._guard:
             self._closed = True
-            thread = self._thread
-        if thread is not None:
-            self._orders.put(None)
-            thread.join(CLOSE_SECONDS)
+        end = time.monotonic() + CLOSE_SECONDS
+        for thread in self._running.values():
+            thread.join(max(0.0, end - time.monotonic()))
 
-    def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
-            try:
-                self._save(order)
-            except InferenceError as error:
-                self._tell(f"slot {order.slot} could not be saved: {error}{_hint(error)}", _kind(error))
-            except Exception as error:
-                self._tell(f"saving slots failed: {type(error).__name__}: {error}", type(error).__name__)
-            finally:
-                order.release()
-
-    def _save(self, order: _Order) -> None:
-        key = state_key(order.session, self._model())
-        part = part_name(key)
-        self._kept.pop(key, None)  # the server begins to write over it, and may die of that
-        answer = self._act(order.slot, "save", part, None)
-        written, saved = whole(answer.get("n_written")), whole(answer.get("n_saved"))
-        if not self._keep(key, order.least, saved, written):
-            return
-        if saved is not None:
-            self._held[order.slot] = (order.session, saved)
-
-    def _keep(self, key: str, least: int, saved: int | None, written: int | None) -> bool:
-        """Keep what was just saved for the next restore; what keeps it from being so is told."""
-        folder = self.saving.folder
+    def _work(self, order: _Order) -> None:
         try:
-            if saved is not None and saved < least:
-                # The server began anew or emptied the slot: an older state is better than that.
-                if folder is not None:
-                    drop(folder, key)
-                raise NotKept(
-                    f"a slot held {saved} tokens when it was saved, after a prompt of {least}: not kept"
-                )
-            if folder is None:
-                self._kept[key] = part_name(key)
-            else:
-                keep(folder, key, written, self.saving.budget)
+            self._save(order)
+        except InferenceError as error:
+            self._tell(f"slot {order.slot} could not be saved: {error}{_hint(error)}", _kind(error))
         except NotKept as error:
             self._tell(str(error), "kept")
-            return False
         except OSError as error:
             self._tell(
-                f"the states in {folder} cannot be seen to ({error.strerror}): is that the folder of"
-                " --slot-save-path?",
+                f"the states in {self.saving.folder} cannot be seen to ({error.strerror}): is that the folder"
+                " of --slot-save-path?",
                 "folder",
             )
-            return False
-        return True
+        except Exception as error:
+            self._tell(_failed("saving slots", error), type(error).__name__)
+        finally:
+            order.release()
+
+    def _save(self, order: _Order) -> None:
+        """Raises InferenceError, NotKept, OSError."""
+        key, folder = self._key(order.session), self.saving.folder
+        part = self._part(key)
+        answer = self._act(order.slot, "save", part, None)
+        written, saved = whole(answer.get("n_written")), whole(answer.get("n_saved"))
+        if saved is None or abs(saved - order.tokens) > NEAR:
+            # The server began anew, emptied the slot, or somebody else used it: the state before is better.
+            if folder is not None:
+                (folder / part).unlink()
+            held = "an unknown number of" if saved is None else saved
+            raise NotKept(
+                f"slot {order.slot} held {held} tokens when it was saved, where its session had left"
+                f" {order.tokens}: not kept"
+            )
+        if folder is None:
+            self._kept[key] = part
+        else:
+            for gone in keep(folder, key, part, written, self.saving.budget):
+                LOG.info("%s was removed to keep within save_budget", gone)
+        self._held[order.slot] = (order.session, saved)
+
+    def _part(self, key: str) -> str:
+        """The name to write under: never the one that is good until the new one is."""
+        if self.saving.folder is not None:
+            return part_name(key, secrets.token_hex(8))
+        # Nobody could remove what was written under ever new names.
+        return next(name for name in map(partial(part_name, key), "01") if name != self._kept.get(key))
+
+    def _key(self, session: SessionId, cancel: Cancel | None = None) -> str:
+        """What the names of its states begin with. Raises InferenceError if there is no such name."""
+        return state_key(session, self.saving.owner, self._model.now(cancel))
 
     def restore(self, request: Request, before: Before, cancel: Cancel) -> int | None:
         """Bring the state of the request's session back into its slot, if that holds nothing that would be
@@ -158,16 +174,20 @@ class Saves:
 
         Raises ShuttingDown once `cancel` is set.
         """
-        session = session_of(request)
         if before.seen is None or not (_cold(before.seen) or self._replaceable(request, before)):
             return None
         try:
-            name = self._find(state_key(session, self._model(cancel)))
+            name = self._find(self._key(session_of(request), cancel))
             if name is None:
                 return None
             tokens = whole(self._act(request.slot, "restore", name, cancel).get("n_restored"))
+        except ShuttingDown:
+            raise
         except InferenceError as error:
             self._tell(f"slot {request.slot} could not be restored: {error}{_hint(error)}", _kind(error))
+            return None
+        except Exception as error:
+            self._tell(_failed("restoring slots", error), type(error).__name__)
             return None
         self._held.pop(request.slot, None)
         if self.saving.folder is not None:
@@ -199,27 +219,6 @@ class Saves:
         except OSError:
             return None
 
-    def _model(self, cancel: Cancel | None = None) -> object:
-        """All that the server tells of its model, adapters, context and build: a state fits no other.
-
-        Raises InferenceError, also if that is not enough to tell one model from another.
-        """
-        props = self.server.ask("/props", cancel=cancel)
-        models = self.server.ask("/v1/models", cancel=cancel)
-        try:
-            adapters = self.server.ask("/lora-adapters", cancel=cancel)
-        except Refused:
-            adapters = None
-        props = props if isinstance(props, dict) else {}
-        settings = props.get("default_generation_settings")
-        data = models.get("data") if isinstance(models, dict) else None
-        first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
-        context = settings.get("n_ctx") if isinstance(settings, dict) else None
-        meta = first.get("meta")
-        if context is None or (meta is None and props.get("model_path") is None):
-            raise InferenceError("the server does not tell its model and context, so no state has a name")
-        return [*(props.get(key) for key in _MODEL), context, meta, adapters]
-
     def _act(self, slot: int, action: str, name: str, cancel: Cancel | None) -> dict[str, Any]:
         answer = self.server.ask(
             f"/slots/{slot}?action={action}",
@@ -242,6 +241,10 @@ def _cold(seen: SlotSeen) -> bool:
 def _kind(error: InferenceError) -> str:
     status = error.refusal.status if isinstance(error, Refused) else None
     return f"{type(error).__name__} {status}"
+
+
+def _failed(what: str, error: Exception) -> str:
+    return f"{what} failed: {short(f'{type(error).__name__}: {error}', 200)}"
 
 
 def _hint(error: InferenceError) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,11 @@ from attrs import frozen
 
 from boxmaker_core.messages import SessionId
 
-_NAME = re.compile(r"([a-z0-9][a-z0-9_-]{0,63}\.[0-9a-f]{16})(?:\.([0-9]{1,19})\.slot|\.part)")
+_NAME = re.compile(
+    r"([a-z0-9][a-z0-9_-]{0,63}\.[0-9a-f]{16})(?:\.([0-9]{1,19})\.slot|\.[0-9a-f]{1,16}\.part)"
+)
+LEFT_SECONDS = 600.0
+"""After so long without a write a file that is not whole is nobody's work any more."""
 
 
 class NotKept(Exception):
@@ -38,17 +43,19 @@ class State:
     whole: bool
 
 
-def state_key(session: SessionId, model: object) -> str:
-    """What the names of a session's states on a model begin with; `model` is all that is known of it."""
-    told = json.dumps(model, sort_keys=True).encode()
+def state_key(session: SessionId, owner: str, model: object) -> str:
+    """What the names of a session's states on a model begin with; `owner` tells it from sessions of others
+    with that id, `model` is all that is known of it."""
+    told = json.dumps([owner, model], sort_keys=True).encode()
     return f"{session}.{hashlib.sha256(told).hexdigest()[:16]}"
 
 
 def surplus(states: Sequence[State], budget: int) -> list[State]:
-    """Which states go so that the others are within `budget`: the least recently used first."""
+    """Which states go so that the others are within `budget`: the least recently used first. What is not
+    whole is being written."""
     left = sum(state.size for state in states)
     gone = []
-    for state in sorted(states, key=lambda state: state.used):
+    for state in sorted((state for state in states if state.whole), key=lambda state: state.used):
         if left <= budget:
             break
         left -= state.size
@@ -81,9 +88,9 @@ def states(folder: Path) -> list[State]:
     return found
 
 
-def part_name(key: str) -> str:
-    """The name under which the server writes a state."""
-    return f"{key}.part"
+def part_name(key: str, mark: str) -> str:
+    """The name under which the server writes a state; `mark`, hexadecimal digits, is this write's own."""
+    return f"{key}.{mark}.part"
 
 
 def find(folder: Path, key: str) -> str | None:
@@ -92,10 +99,34 @@ def find(folder: Path, key: str) -> str | None:
     return max(found, key=lambda state: state.used).name if found else None
 
 
-def keep(folder: Path, key: str, written: int | None, budget: int) -> None:
-    """Give the state that the server has just written, of `written` bytes, its final name, and make room for
-    it. Raises NotKept, OSError."""
-    part = folder / part_name(key)
+def keep(folder: Path, key: str, part: str, written: int | None, budget: int) -> list[str]:
+    """Give the state that the server has just written as `part`, of `written` bytes, its final name, and make
+    room for it. The names of the states that went for that. Raises NotKept, OSError."""
+    size = _on_disk(folder / part)
+    if size != written:
+        (folder / part).unlink()
+        raise NotKept(f"{folder / part} has {size} bytes where the server wrote {written}: it was removed")
+    name = f"{key}.{size}.slot"
+    fits = size <= budget
+    if fits:
+        (folder / part).rename(folder / name)
+    else:
+        (folder / part).unlink()
+    old = time.time() - LEFT_SECONDS
+    others = [state for state in states(folder) if state.name != name]
+    over = [state for state in others if (fits and state.key == key) or not (state.whole or state.used > old)]
+    # The new one is not among those that may go: the clock may have been set back since the others were used.
+    left = [state for state in others if state not in over]
+    gone = surplus(left, budget - size if fits else budget)
+    for state in (*over, *gone):
+        (folder / state.name).unlink(missing_ok=True)
+    if not fits:
+        raise NotKept(f"a state of {size} bytes is over [slots] save_budget by itself: it was removed")
+    return [state.name for state in gone]
+
+
+def _on_disk(part: Path) -> int:
+    """The bytes of a file, once they are safe. Raises NotKept, OSError."""
     written_to = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(written_to)
@@ -104,29 +135,7 @@ def keep(folder: Path, key: str, written: int | None, budget: int) -> None:
         os.fsync(written_to)
     finally:
         os.close(written_to)
-    size = status.st_size
-    if size != written:
-        part.unlink()
-        raise NotKept(f"{part} has {size} bytes where the server wrote {written}: it was removed")
-    name = f"{key}.{size}.slot"
-    fits = size <= budget
-    if fits:
-        part.rename(folder / name)
-    else:
-        part.unlink()
-    others = [state for state in states(folder) if state.name != name]
-    before = [state for state in others if fits and state.key == key]
-    left = [state for state in others if state not in before]
-    # The new one is not among those that may go: the clock may have been set back since the others were used.
-    for state in (*before, *surplus(left, budget - size if fits else budget)):
-        (folder / state.name).unlink(missing_ok=True)
-    if not fits:
-        raise NotKept(f"a state of {size} bytes is over [slots] save_budget by itself: it was removed")
-
-
-def drop(folder: Path, key: str) -> None:
-    """Remove what the server has just written. Raises OSError."""
-    (folder / part_name(key)).unlink()
+    return status.st_size
 
 
 def mark_used(folder: Path, name: str) -> None:
