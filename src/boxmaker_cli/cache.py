@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,21 @@ def run(options: Options) -> int:
         say(f"error: {line(str(error), _LONGEST)}")
         return 1
     found = accounts(reading.records)
-    for text in _as_json(found) if options.as_json else _as_text(found):
-        click.echo(text)
-    if reading.fault is not None:
-        again = "if a turn runs, look again when it has ended"
-        say(f"note: the log cannot be read to its end; {again}: {line(str(reading.fault), _LONGEST)}")
-        return 1
-    return 0
+    if found or reading.fault is None:
+        for text in _as_json(found) if options.as_json else _as_text(found):
+            click.echo(text)
+    if reading.fault is None:
+        return 0
+    say(f"{_damage(reading, bool(found))}: {line(str(reading.fault), _LONGEST)}")
+    return 1
+
+
+def _damage(reading: Reading, shown: bool) -> str:
+    """That the log has a fault; only a last line that is not whole may be the work of a turn that runs."""
+    if reading.torn:
+        return "note: the last line of the log is not whole; if a turn runs, look again when it has ended"
+    before = "its first completion" if not shown else "its end; what stands before that is shown"
+    return f"error: the log is damaged before {before}"
 
 
 class Stats:
@@ -111,16 +120,28 @@ def _as_text(found: Sequence[Account]) -> Iterator[str]:
         head = f"{account.turn:>5}{account.number:>6}{''.join(cells)} {_shown(account.milliseconds):>7}"
         yield f"{head} {_bar(account, marks, width, most)}".rstrip()
         if account.loss is not None:
-            yield f"{'':>11}{_loss(account)}"
+            yield from _wrapped(_loss(account), 11)
     if width:
         yield f"{marks[0]} reused  {marks[1]} evaluated again  {marks[2]} new"
-    yield f"in all: {summary(totals(found))}"
+    yield from _wrapped(f"in all: {summary(totals(found))}", 0)
 
 
 def _bar_width() -> int:
     """What the figures leave of the terminal's width; 0 if that is too little for a bar."""
     left = min(shutil.get_terminal_size().columns, _WIDEST) - _FIGURES - 1
     return left if left >= _NARROWEST_BAR else 0
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    """As wide as the figures at least; words, such as a path or an option, stay whole."""
+    return textwrap.wrap(
+        text,
+        _FIGURES + (_bar_width() + 1 if _bar_width() else 0),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _marks() -> str:

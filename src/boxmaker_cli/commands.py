@@ -11,6 +11,7 @@ import click
 
 from . import program
 from .bxctl import HELP
+from .options import SomePath
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,13 +50,13 @@ def _chat_options(command: F) -> F:
 @bxctl.command()
 @click.option(
     "--socket",
-    type=click.Path(),
+    type=SomePath(),
     metavar="PATH",
     help="The daemon's socket. [default: run/loop/loop.sock in BOXMAKER_HOME or /var/lib/boxmaker]",
 )
 @click.option(
     "--home",
-    type=click.Path(),
+    type=SomePath(),
     metavar="PATH",
     help="The daemon's home: where its socket usually is, and where --stats reads.",
 )
@@ -153,13 +154,13 @@ def _home_options(command: F) -> F:
     for option in (
         click.option(
             "--home",
-            type=click.Path(),
+            type=SomePath(),
             metavar="PATH",
             help="The folder with the sessions folder. [default: BOXMAKER_HOME or /var/lib/boxmaker]",
         ),
         click.option(
             "--config",
-            type=click.Path(),
+            type=SomePath(),
             metavar="PATH",
             help="The daemon's configuration; its home is where to look.",
         ),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from . import program
+from .options import SomePath
 
 if TYPE_CHECKING:
     from boxmaker_adapters.channel_server import ChannelServer
@@ -31,7 +32,7 @@ _CONFIG = click.option(
     "--config",
     "file",
     required=True,
-    type=click.Path(path_type=Path),
+    type=SomePath(path_type=Path),
     metavar="PATH",
     help="The configuration, a TOML file (docs/configuration.md).",
 )

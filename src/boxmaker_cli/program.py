@@ -1,6 +1,7 @@
 """The outermost layer of both programs: whatever happens inside ends in a line and an exit status.
 
-0 is done, 1 an error of the work, 2 of the usage, 130 an interrupt. No traceback reaches a user; with
+0 is done, 1 an error of the work, 2 of the usage, 130 an interrupt, 141 that nobody reads our output any
+more, which is what a shell tells of a program that ended by SIGPIPE. No traceback reaches a user; with
 ``BOXMAKER_DEBUG`` set, one follows the line about a bug. click is loaded by whoever brings a command.
 """
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import click
 
 INTERRUPTED = 130
+UNREAD = 141
 
 
 def run(command: click.Command) -> NoReturn:
@@ -41,9 +43,10 @@ def _leave(work: Callable[[], object]) -> NoReturn:
             if stream is not None:
                 stream.flush()
         except OSError as error:
-            if error.errno != errno.EPIPE and status == 0:
+            unread = error.errno == errno.EPIPE
+            if not unread and status == 0:
                 say(f"error: {error.strerror}")
-            status = status or 1
+            status = status or (UNREAD if unread else 1)
             _mute(stream)
     sys.exit(status)
 
@@ -60,6 +63,7 @@ def _fill_gaps() -> None:
 
 
 def _status(work: Callable[[], object]) -> int:
+    out = sys.stdout
     try:
         result = work()
         return result if isinstance(result, int) else 0
@@ -67,10 +71,13 @@ def _status(work: Callable[[], object]) -> int:
         say("interrupted")
         return INTERRUPTED
     except SystemExit as end:
+        if sys.stdout is not out:  # click came upon a closed pipe and has wrapped it
+            return UNREAD
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except OSError as error:
-        if error.errno != errno.EPIPE:  # with a closed pipe, whoever read our output has enough of it
-            say(f"error: {error.strerror or type(error).__name__}")
+        if error.errno == errno.EPIPE:
+            return UNREAD
+        say(f"error: {error.strerror or type(error).__name__}")
         return 1
     except Exception as error:
         return _of_error(error)

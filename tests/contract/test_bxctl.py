@@ -15,13 +15,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from fakes import logs
 from fakes.channels import short_folder
 from fakes.fake_loopd import PATIENCE, FakeLoopd, Step, content, done, error, event
 
+from boxmaker_adapters.jsonl_store import JsonlStore
 from boxmaker_cli import commands
 from boxmaker_cli.bxctl import HELP
 from boxmaker_cli.chat import Options
 from boxmaker_cli.chat import run as run_chat
+from boxmaker_core.baseline import Baseline
 
 BXCTL = [sys.executable, "-P", "-m", "boxmaker_cli.bxctl"]
 ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]{4}")
@@ -340,8 +343,21 @@ def test_a_closed_pipe_ends_it_quietly(folder: Path, loopd: Loopd, options: list
         process = start(folder, ["chat", *options], writer)
         os.close(writer)
         status, told = end(process)
-    assert status == 1
+    assert status == 128 + signal.SIGPIPE
     assert ID.sub("", told) == "session \n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--help"]])
+def test_figures_that_nobody_reads_end_quietly_too(folder: Path, options: list[str]) -> None:
+    baseline = Baseline(system="s", tools=())
+    JsonlStore(folder, sync=False).create(
+        logs.SESSION, baseline, logs.start(baseline=baseline.sha256)
+    ).close()
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start(folder, ["cache", "s1", *options], writer)
+    os.close(writer)
+    assert end(process) == (128 + signal.SIGPIPE, "")
 
 
 def test_a_pipe_that_closes_in_the_turn_leaves_the_turn_to_the_daemon(folder: Path, loopd: Loopd) -> None:
@@ -355,7 +371,7 @@ def test_a_pipe_that_closes_in_the_turn_leaves_the_turn_to_the_daemon(folder: Pa
         closed.set()
         status, told = end(process)
         assert fake.gone.wait(PATIENCE)
-    assert status == 1
+    assert status == 128 + signal.SIGPIPE
     assert ID.sub("", told) == "session \n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fakes.fake_loopd import FakeLoopd, content, done, error
 
 from boxmaker_adapters.jsonl_store import JsonlStore
 from boxmaker_cli.commands import bxctl
+from boxmaker_cli.loopd import loopd
 from boxmaker_core.baseline import Baseline
 from boxmaker_core.records import LogRecord
 
@@ -60,7 +62,7 @@ def test_a_line_a_completion_the_cause_beneath_it_and_totals(home: Path) -> None
     make_log(home, *LOG)
     shown = run(home, "cache", "s1")
     assert (shown.exit_code, shown.stderr) == (0, "")
-    head, first, second, loss, key, sums = shown.stdout.splitlines()
+    head, first, second, loss, key, *sums = shown.stdout.splitlines()
     assert head.split() == ["turn", "#", "prompt", "reused", "ideal", "new", "again", "ms"]
     assert first.split()[:8] == ["1", "1", "100", "0", "0", "100", "0", "1000"]
     assert second.split()[:8] == ["2", "2", "150", "60", "110", "40", "50", "900"]
@@ -68,10 +70,10 @@ def test_a_line_a_completion_the_cause_beneath_it_and_totals(home: Path) -> None
     bar = second.split()[8]
     assert [bar.count(mark) for mark in "█▓░"] == [11, 9, 7]
     assert "evaluated again" in key
-    assert sums == (
-        "in all: 250 prompt tokens, 60 reused (24.0 %), 140 new, 50 evaluated again (0.5 s),"
-        " 1.9 s of prefill; 2 completions, 1 loss"
-    )
+    assert sums == [
+        "in all: 250 prompt tokens, 60 reused (24.0 %), 140 new, 50 evaluated again (0.5 s), 1.9 s",
+        "  of prefill; 2 completions, 1 loss",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +85,8 @@ def test_a_line_is_no_wider_than_the_terminal_unless_the_figures_are(
     make_log(home, *LOG)
     shown = CliRunner().invoke(bxctl, ["cache", "s1", "--home", str(home)], env={"COLUMNS": str(columns)})
     rows = shown.stdout.splitlines()
-    assert max(len(row) for row in rows[:3]) == widest
-    assert ("evaluated again" in rows[-2]) == (columns > 70)
+    assert max(len(row) for row in rows) == widest
+    assert ("█ reused  ▓ evaluated again  ░ new" in rows) == (columns > 70)
 
 
 def test_a_terminal_without_blocks_gets_other_marks(home: Path) -> None:
@@ -141,6 +143,61 @@ def test_a_torn_log_is_shown_as_far_as_it_goes_and_told(home: Path) -> None:
     assert "in all: 250 prompt tokens" in shown.stdout
     assert "line 10: it has no line feed at its end" in shown.stderr
     assert "if a turn runs, look again when it has ended" in shown.stderr
+
+
+def without(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("damage", "out", "words"),
+    [
+        (without(b'"usage"', b'"usages"'), "", "error: the log is damaged before its first completion: "),
+        (
+            without(b'{"type":"cache_loss"', b'"'),
+            "2 completions, 0 losses",
+            "error: the log is damaged before its end; what stands before that is shown: ",
+        ),
+        (without(b'"got":60', b'"got":600'), "2 completions, 0 losses", "600 tokens reused of 100; run: "),
+        (lambda data: data + b'"\n', "2 completions, 1 loss", "error: the log is damaged before its end"),
+        (lambda data: data[:500], "", "note: the last line of the log is not whole; if a turn runs, look"),
+    ],
+    ids=["at once", "later", "impossible", "last line", "torn at once"],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_damage_is_told_as_damage_and_only_a_torn_last_line_as_a_turn_that_may_run(
+    home: Path, damage: Callable[[bytes], bytes], out: str, words: str, as_json: bool
+) -> None:
+    log = make_log(home, *LOG)
+    log.write_bytes(damage(log.read_bytes()))
+    shown = run(home, "cache", "s1", *(["--json"] if as_json else []))
+    assert shown.exit_code == 1
+    assert bool(shown.stdout) == bool(out)
+    assert as_json or out in shown.stdout
+    assert words in shown.stderr
+    assert ("if a turn runs" in shown.stderr) == words.startswith("note")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "cache s1 --home",
+        "cache s1 --config",
+        "repair s1 --home",
+        "repair s1 --config",
+        "chat --home",
+        "chat --socket",
+    ],
+)
+def test_an_empty_path_is_not_taken_for_the_folder_one_is_in(home: Path, given: str) -> None:
+    shown = run(home, *given.split(), "")
+    assert (shown.exit_code, "it is empty: name a path" in shown.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_an_empty_configuration_path_is_refused_by_the_daemon(command: str) -> None:
+    shown = CliRunner().invoke(loopd, [command, "--config", ""])
+    assert (shown.exit_code, "it is empty: name a path" in shown.stderr) == (2, True)
 
 
 def test_a_session_that_is_not_there_is_told_with_the_way_out(home: Path) -> None:
