@@ -123,6 +123,21 @@ def test_figures_for_a_script(home: Path) -> None:
     assert last["totals"]["share"] == 60 / 250
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_nothing_in_a_log_reaches_the_terminal_as_a_command(home: Path, options: tuple[str, ...]) -> None:
+    evil = f"\x1b]0;x\x07\x9b31m\r\x00\x7f{EVIL}"
+    said = evolve(
+        logs.assistant(logs.call(evil, evil, evil), content=evil, reasoning=evil), raw=evil * 100_000
+    )
+    lost = evolve(logs.loss(100, 60), cause=evil, detail=evil)
+    result = logs.result(1, evil, id=evil)
+    make_log(home, logs.user(evil), said, logs.usage(60, 90, 5), lost, result)
+    shown = run(home, "cache", "s1", *options)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert len(shown.stdout) < 5000
+    assert all(row.isprintable() for row in shown.stdout.split("\n"))
+
+
 def test_a_server_that_tells_nothing_leaves_blanks(home: Path) -> None:
     make_log(home, logs.user(), *counted(None, None, None, None))
     shown = run(home, "cache", "s1").stdout
