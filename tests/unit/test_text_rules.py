@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxmaker_core import Limits
-from boxmaker_core.baseline import Form, assemble
+from boxmaker_core.baseline import TEMPLATE_OWN, Form, assemble
 from boxmaker_core.cache import CAUSES, Loss, cache_outcome
 from boxmaker_core.errors import BadInput, BaselineError
 from boxmaker_core.limits import TRUNCATED, cut, safe_text
@@ -185,3 +185,9 @@ def test_a_loss_is_more_than_the_tolerance_short_of_the_whole_prompt(
     before: Usage | None, got: int | None, loss: Loss | None
 ) -> None:
     assert cache_outcome(before, Usage(cache_n=got, prompt_n=1)) == loss
+
+
+def test_the_names_that_llama_cpp_hands_to_a_template_itself_are_known() -> None:
+    handed = "messages tools add_generation_prompt bos_token eos_token"
+    made = "raise_exception strftime_now namespace range"
+    assert {*handed.split(), *made.split()} == TEMPLATE_OWN
