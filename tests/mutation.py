@@ -47,6 +47,8 @@ NO_BEHAVIOUR = {"__init__.py", "ports.py", "events.py"}
 EXPLAINED: dict[str, str] = {
     "loop.Loop: False -> True": "a field could be given to the constructor as well; nobody does",
     "loop.Loop: False -> True #2": "the same of another field",
+    "loop.Loop: False -> True #3": "the same of a third",
+    "loop._Turn: False -> True #2": "the same of a turn's memo",
     "loop._Turn._result: 1 -> 2": "how much more than the cap is looked at before it is cut to the cap",
     "messages.Ending: 'finished' -> 'finisheXX'": "the value of an ending is shown to nobody",
     "messages.Ending: 'cut' -> 'cuXX'": "the same of the other ending",
