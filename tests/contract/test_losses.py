@@ -208,6 +208,77 @@ def test_a_date_that_the_template_prints_is_named_and_one_that_was_said_is_not(
     assert ("prints the date or the time, at token 13" in (talk.loss.detail or "")) == by_template
 
 
+HOUR = timedelta(hours=1)
+DATED = {"chat_template": "It is {{ strftime_now('%d %B %Y') }}."}
+
+
+def east(server: FakeLlama, model: Remembering, talk: Talk, hours: float) -> None:
+    """The server is so many hours ahead of UTC, and prints the date."""
+    server.answers["/props"] = json_reply(DATED)
+
+    def dated(messages: list[Message]) -> str:
+        there = talk.clock.now + hours * HOUR
+        return chatml(shown=f"It is {there:%d %B %Y}.")(messages)
+
+    model.render = dated
+
+
+@pytest.mark.parametrize("hours", [-11, -3.5, 0, 5.75, 14])
+@pytest.mark.parametrize("away", [0, 30])
+def test_a_date_of_another_time_zone_is_named(
+    hours: float, away: int, server: FakeLlama, model: Remembering, talk: Talk
+) -> None:
+    east(server, model, talk, hours)
+    midnight = datetime(2026, 12, 1, tzinfo=UTC) - hours * HOUR
+    talk.clock.now = midnight - HOUR / 3
+    talk.turn()
+    talk.clock.now = midnight + HOUR / 3 + away * HOUR
+    talk.turn()
+    assert talk.loss.cause == "template"
+    assert "the time, at token 10" in (talk.loss.detail or "")
+
+
+@pytest.mark.parametrize(
+    ("back", "cause", "words"),
+    [(60, "checkpoint", "went back to token 60"), (4, "unknown", "may print the time")],
+    ids=["behind the date", "before it"],
+)
+def test_a_date_that_may_have_changed_somewhere_is_not_blamed_for_a_model_that_goes_back(
+    back: int, cause: str, words: str, server: FakeLlama, model: Remembering, talk: Talk
+) -> None:
+    east(server, model, talk, 8)
+    talk.clock.now = datetime(2026, 11, 30, 20, tzinfo=UTC)  # it is the next day where the server is
+    model.checkpoint, model.writes = back, "OK."
+    talk.turn()
+    talk.clock.now += 5 * HOUR  # and now in UTC
+    talk.turn()
+    assert (talk.loss.cause, talk.loss.got) == (cause, back)
+    assert words in (talk.loss.detail or "")
+
+
+def test_both_dates_of_a_time_zone_that_were_said_are_no_template(
+    server: FakeLlama, model: Remembering, talk: Talk
+) -> None:
+    server.answers["/props"] = json_reply(DATED)
+    talk.turn(text="from 29 November 2026 to 30 November 2026, 01 December 2026 and 02 December 2026")
+    talk.clock.now += 25 * HOUR
+    model.held = chatml()([{"role": "user", "content": "from 29 November"}])
+    talk.turn()
+    assert talk.loss.cause == "other_client"
+
+
+def test_a_template_for_tools_that_prints_the_time_is_read_as_well(
+    server: FakeLlama, model: Remembering, talk: Talk
+) -> None:
+    props = {"chat_template": "{{ messages }}", "chat_template_tool_use": "{{ datetime }}"}
+    server.answers["/props"] = json_reply(props)
+    model.checkpoint, model.writes = 20, "OK."
+    for _ in range(2):
+        talk.turn()
+    assert talk.loss.cause == "unknown"
+    assert "may print the time" in (talk.loss.detail or "")
+
+
 def test_another_session_is_named_even_where_the_server_hides_its_slots_and_cannot_render(
     server: FakeLlama, talk: Talk
 ) -> None:

@@ -10,7 +10,7 @@ from fakes import logs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boxmaker_adapters.llama_server.causes import Evidence, Prompts, judge
+from boxmaker_adapters.llama_server.causes import Evidence, Printed, Prompts, judge
 from boxmaker_adapters.llama_server.residents import Before, Residents, Stay, mark
 from boxmaker_adapters.llama_server.slots import SlotSeen
 from boxmaker_core.cache import CAUSES, DETAIL, Loss
@@ -24,6 +24,12 @@ BROKEN_OFF = Stay(session=S1, tokens=None)
 WARM = SlotSeen(used=True, held=500, busy=False)
 COLD = SlotSeen(used=False, held=None, busy=False)
 SAME = Prompts(shared=480, token="x", place="in the last messages")
+
+
+def dated(first: int, *, sure: bool = True, timed: bool = True, last: int | None = None) -> Prompts:
+    """Prompts in which a date stands that is six tokens long."""
+    date = Printed(first=first, end=first + 6, sure=sure)
+    return evolve(SAME, date=date, timed=timed, last=first + 6 if last is None else last)
 
 
 def evidence(
@@ -47,21 +53,36 @@ def evidence(
     [
         ({"prompts": Prompts(shared=100, token="\n", place="in a place")}, "template", r"'\n', in a place"),
         ({"prompts": evolve(SAME, shared=200)}, "template", "went back to token 100"),
-        ({"prompts": evolve(SAME, dated=90)}, "template", "prints the date or the time, at token 90"),
+        ({"prompts": dated(90)}, "template", "prints the date or the time, at token 90"),
         (
-            {"prompts": evolve(SAME, dated=300)},
+            {"prompts": dated(300)},
             "template",
             "went back to token 100",
         ),
-        ({"prompts": evolve(SAME, dated=90), "seen": None}, "template", "prints the date"),
-        ({"prompts": evolve(SAME, dated=300), "seen": None}, "unknown", "did not tell of its slots"),
-        ({"prompts": evolve(SAME, dated=300), "seen": evolve(WARM, held=150)}, "other_client", "held 150"),
-        ({"prompts": evolve(SAME, dated=50)}, "checkpoint", "--swa-full"),
+        ({"prompts": dated(90), "seen": None}, "template", "prints the date"),
+        ({"prompts": dated(300), "seen": None}, "unknown", "did not tell of its slots"),
+        ({"prompts": dated(300), "seen": evolve(WARM, held=150)}, "other_client", "held 150"),
+        ({"prompts": dated(78)}, "template", "at token 78"),
+        ({"prompts": dated(77)}, "checkpoint", "--swa-full"),
+        ({"prompts": dated(50)}, "checkpoint", "--swa-full"),
+        ({"prompts": dated(50, last=84)}, "unknown", "may print the time"),
+        ({"prompts": dated(50, last=83)}, "checkpoint", "--swa-full"),
+        ({"prompts": dated(102, sure=False)}, "template", "at token 102"),
+        ({"prompts": dated(103, sure=False)}, "unknown", "may print the time"),
+        ({"prompts": dated(92, sure=False)}, "template", "at token 92"),
+        ({"prompts": dated(91, sure=False)}, "unknown", "may print the time"),
+        ({"prompts": dated(300, sure=False)}, "unknown", "may print the time"),
+        ({"prompts": dated(50, sure=False)}, "checkpoint", "--swa-full"),
+        ({"prompts": dated(17, sure=False), "got": 17, "seen": None}, "template", "at token 17"),
+        ({"prompts": dated(16, sure=False), "got": 16, "seen": None}, "unknown", "may print the time"),
+        ({"prompts": dated(3, sure=False), "got": 3}, "template", "at token 3"),
+        ({"prompts": dated(3, sure=False), "got": 2}, "unknown", "may print the time"),
+        ({"prompts": dated(0, sure=False), "got": 0}, "unknown", "may print the time"),
         ({"seen": COLD, "got": 0}, "restart", "begun anew"),
         ({"seen": COLD, "got": 0, "prompts": evolve(SAME, shared=9)}, "restart", "begun anew"),
         ({"seen": COLD, "prompts": evolve(SAME, shared=100), "restored": 500}, "template", "from token 100"),
         (
-            {"seen": COLD, "prompts": evolve(SAME, dated=3), "restored": 500, "got": 3},
+            {"seen": COLD, "prompts": dated(3), "restored": 500, "got": 3},
             "template",
             "at token 3",
         ),
@@ -136,8 +157,10 @@ prompts = st.none() | st.builds(
     shared=st.integers(0, 1000),
     token=st.text(),
     place=st.just("here"),
-    dated=maybe,
+    date=st.none()
+    | st.builds(Printed, first=st.integers(0, 1000), end=st.integers(0, 1000), sure=st.booleans()),
     timed=st.booleans(),
+    last=maybe,
 )
 
 

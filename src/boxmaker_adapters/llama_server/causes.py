@@ -17,19 +17,30 @@ _NEAR = 2
 
 
 @frozen(kw_only=True)
+class Printed:
+    """A date or a time that a template printed, from token ``first`` to ``end``. ``sure``: it was another one
+    before; else that depends on the server's time zone."""
+
+    first: int
+    end: int
+    sure: bool
+
+
+@frozen(kw_only=True)
 class Prompts:
     """The prompt before and the newest one, as the server's template makes them now, in tokens.
 
     ``shared`` tokens at the beginning are the same; ``token`` is the text of the first other one in the
     newest, ``place`` where in the conversation that is. ``timed``: the template may have printed another time
-    in the two; ``dated``: it did, after so many tokens.
+    in the two, none after ``last`` tokens, if that is known; ``date`` is one that can be seen.
     """
 
     shared: int
     token: str
     place: str
-    dated: int | None = None
+    date: Printed | None = None
     timed: bool = False
+    last: int | None = None
 
 
 @frozen(kw_only=True)
@@ -63,6 +74,13 @@ class Evidence:
     def untouched(self) -> bool:
         """The slot held what this session had left."""
         return self.held is not None and self.left is not None and abs(self.held - self.left) <= _NEAR
+
+    @property
+    def timed(self) -> bool:
+        """The template may have printed another time, where reuse ended or after that."""
+        if self.prompts is None or not self.prompts.timed:
+            return False
+        return self.prompts.last is None or self.loss.got <= self.prompts.last + TOLERANCE
 
     @property
     def broken_off(self) -> bool:
@@ -105,16 +123,26 @@ def _rewritten(evidence: Evidence) -> Cause | None:
     prompts, loss = evidence.prompts, evidence.loss
     if prompts is None or evidence.emptied:
         return None
-    if prompts.dated is not None and abs(loss.got - prompts.dated) <= TOLERANCE:
-        return Cause(cause="template", detail=_date(prompts.dated))
+    if prompts.date is not None and _ended_at(prompts.date, evidence):
+        return Cause(cause="template", detail=_date(prompts.date))
     if prompts.shared >= loss.expected - TOLERANCE or loss.got < prompts.shared - TOLERANCE:
         return None
     return Cause(cause="template", detail=_difference(prompts))
 
 
-def _date(token: int) -> str:
+def _ended_at(date: Printed, evidence: Evidence) -> bool:
+    """Reuse ended at the date. If that may be the same as before, by the server's time zone, the number alone
+    has to tell: it is exactly there, where nothing ends by chance."""
+    got = evidence.loss.got
+    if date.sure:
+        return date.first - TOLERANCE <= got <= date.end + TOLERANCE
+    by_chance = date.first <= TOLERANCE and not (evidence.untouched and got > _NEAR)
+    return not by_chance and date.first - _NEAR <= got <= date.end + _NEAR
+
+
+def _date(date: Printed) -> str:
     return (
-        f"the chat template prints the date or the time, at token {token}, and that has changed"
+        f"the chat template prints the date or the time, at token {date.first}, and that has changed"
         " (--chat-template-file gives llama-server another template)"
     )
 
@@ -188,11 +216,11 @@ def _gone_back(evidence: Evidence) -> Cause | None:
     if not evidence.untouched:
         return None
     back = f"the server went back to token {loss.got}"
-    if prompts.dated is not None and prompts.dated >= loss.got:
-        return Cause(cause="template", detail=f"{_date(prompts.dated)}; {back}")
+    if prompts.date is not None and prompts.date.sure and prompts.date.first >= loss.got:
+        return Cause(cause="template", detail=f"{_date(prompts.date)}; {back}")
     if prompts.shared < loss.expected - TOLERANCE:
         return Cause(cause="template", detail=f"{_difference(prompts)}; {back}")
-    if prompts.timed:
+    if evidence.timed:
         return None
     return Cause(
         cause="checkpoint",
@@ -216,7 +244,7 @@ def _unknown(evidence: Evidence) -> Cause:
         missing.append("the server did not count the completion before")
     if evidence.prompts is None:
         missing.append("it did not render the prompts for comparison")
-    elif evidence.prompts.timed:
+    elif evidence.timed:
         missing.append("its chat template may print the time, which two prompts rendered now do not show")
     why = ", ".join(missing) or "what could be seen explains nothing"
     return Cause(cause="unknown", detail=f"the cause is not known: {why}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 from boxmaker_core import records
@@ -18,12 +17,12 @@ from boxmaker_core.errors import InferenceError
 from boxmaker_core.ports import Cancel, Request
 from boxmaker_core.records import LogRecord
 
-from .causes import Evidence, Prompts
+from .causes import Evidence, Printed, Prompts
 from .counting import MOST_TOKENS
 from .encode import Encoder
 from .residents import Before, mark, session_of
 from .server import Server
-from .times import clock_of
+from .times import Shown, Spell, clock_of
 
 GATHER_SECONDS = 10.0
 """For all questions together: the turn goes on after them."""
@@ -89,20 +88,35 @@ def _compare(
         return None
     pairs = zip(one, two, strict=False)
     shared = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))
-    # A prompt is made when the record before its answer is there, and lasts until the answer is.
-    then, now = (_local(request.records[at]) for at in (answers[0] - 1, answers[1]))
+
+    def tokens(end: int) -> int | None:
+        pieces = _pieces(ask("/tokenize", _tokenize(earlier[:end])))
+        return None if pieces is None else len(pieces)
+
+    # A prompt is made after the record before its answer, and before the answer.
+    log = request.records
+    then, now = (Spell(begin=log[at - 1].time, end=log[at].time) for at in answers)
     clock = clock_of(_template(ask), request.baseline.chat_template_kwargs)
-    shown, dated = clock.shown(earlier, bodies[0].decode(errors="replace"), then, now), None
-    if shown is not None:
-        before_it = _pieces(ask("/tokenize", _tokenize(earlier[: earlier.index(shown)])))
-        dated = None if before_it is None else len(before_it)
+    said = bodies[0].decode(errors="replace")
+    timed = clock.changed(earlier, said, then, now)
+    last = clock.last(earlier, said, now) if timed else None
     return Prompts(
         shared=shared,
         token=two[shared] if shared < len(two) else "",
         place=_place(request.records[: answers[-1]], shared),
-        dated=dated,
-        timed=clock.changed(then, now),
+        date=_date(earlier, clock.shown(earlier, said, then, now), tokens),
+        timed=timed,
+        last=None if last is None else tokens(last),
     )
+
+
+def _date(prompt: str, shown: Shown | None, tokens: Callable[[int], int | None]) -> Printed | None:
+    """Where it stands; `tokens` counts those of the prompt's beginning."""
+    if shown is None:
+        return None
+    at = prompt.index(shown.text)
+    first, end = tokens(at), tokens(at + len(shown.text))
+    return None if first is None or end is None else Printed(first=first, end=end, sure=shown.sure)
 
 
 def _tokenize(text: str) -> bytes:
@@ -120,16 +134,14 @@ def _pieces(answer: Any) -> list[str] | None:
 
 
 def _template(ask: Callable[[str], Any]) -> Any:
-    """Its source; None if the server does not show it."""
+    """Its source, with that of the one for tools if there are two; None if the server does not show it."""
     try:
         props = ask("/props")
     except InferenceError:
         return None
-    return props.get("chat_template") if isinstance(props, dict) else None
-
-
-def _local(record: LogRecord) -> datetime:
-    return record.time.astimezone()  # the template prints the server's own time
+    if not isinstance(props, dict) or not isinstance(props.get("chat_template"), str):
+        return None
+    return f"{props['chat_template']}\n{props.get('chat_template_tool_use', '')}"
 
 
 def _place(log: Sequence[LogRecord], token: int) -> str:
