@@ -169,6 +169,21 @@ def test_the_place_of_a_rewriting_is_told_by_the_answers(model: Remembering, tal
     assert "after the model's message 1" in (talk.loss.detail or "")
 
 
+def test_a_difference_that_reuse_went_past_is_not_blamed(
+    server: FakeLlama, model: Remembering, talk: Talk
+) -> None:
+    def counts(body: Any) -> Reply:
+        """As the template would do it now, but did not when the answers were made."""
+        return json_reply({"prompt": chatml(shown=f"{len(body['messages'])} messages")(body["messages"])})
+
+    server.answers[RENDER] = counts
+    model.checkpoint, model.writes = 60, "OK."
+    talk.turn()
+    talk.turn()
+    assert (talk.loss.cause, talk.loss.got) == ("unknown", 60)
+    assert "differ from token 4 on, yet 60 were reused" in (talk.loss.detail or "")
+
+
 def test_a_template_that_prints_the_time_in_a_way_of_its_own_is_found_by_its_source(
     server: FakeLlama, model: Remembering, talk: Talk
 ) -> None:

@@ -10,7 +10,8 @@ from fakes import logs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boxmaker_adapters.llama_server.causes import Evidence, Printed, Prompts, judge
+from boxmaker_adapters.llama_server.causes import judge
+from boxmaker_adapters.llama_server.facts import Evidence, Printed, Prompts
 from boxmaker_adapters.llama_server.residents import Before, Residents, Stay, mark
 from boxmaker_adapters.llama_server.slots import SlotSeen
 from boxmaker_core.cache import CAUSES, DETAIL, Loss
@@ -19,7 +20,11 @@ from boxmaker_core.ports import Request
 
 S1, S2 = SessionId("s1"), SessionId("s2")
 OURS = Stay(session=S1, tokens=500)
-THEIRS = Stay(session=S2, tokens=9)
+THEIRS = Stay(session=S2, tokens=150)
+LOST = Stay(session=S2, tokens=None)
+"""A request of theirs that came to nothing."""
+TAKEN = SlotSeen(used=True, held=150, busy=False)
+"""By them."""
 BROKEN_OFF = Stay(session=S1, tokens=None)
 WARM = SlotSeen(used=True, held=500, busy=False)
 COLD = SlotSeen(used=False, held=None, busy=False)
@@ -53,6 +58,18 @@ def evidence(
     [
         ({"prompts": Prompts(shared=100, token="\n", place="in a place")}, "template", r"'\n', in a place"),
         ({"prompts": evolve(SAME, shared=200)}, "template", "went back to token 100"),
+        ({"prompts": evolve(SAME, shared=84)}, "template", "from token 84 on"),
+        ({"prompts": evolve(SAME, shared=83)}, "unknown", "differ from token 83 on, yet 100 were reused"),
+        ({"prompts": evolve(SAME, shared=83), "seen": None}, "unknown", "yet 100 were reused"),
+        ({"prompts": evolve(SAME, shared=83), "last": THEIRS, "seen": TAKEN}, "other_session", "session s2"),
+        ({"prompts": evolve(SAME, shared=83), "seen": TAKEN}, "other_client", "held 150"),
+        (
+            {"prompts": dated(300), "seen": evolve(WARM, busy=True), "last": LOST},
+            "unknown",
+            "s2 had the slot",
+        ),
+        ({"prompts": evolve(SAME, shared=463), "got": 463}, "template", "from token 463"),
+        ({"prompts": evolve(SAME, shared=464)}, "checkpoint", "464 of them fit"),
         ({"prompts": dated(90)}, "template", "prints the date or the time, at token 90"),
         (
             {"prompts": dated(300)},
@@ -86,12 +103,33 @@ def evidence(
             "template",
             "at token 3",
         ),
-        ({"last": THEIRS}, "other_session", "session s2 of this loopd"),
+        ({"last": THEIRS, "seen": TAKEN}, "other_session", "session s2 of this loopd"),
+        ({"last": THEIRS}, "unknown", "session s2 had the slot in between"),
+        ({"last": THEIRS, "seen": TAKEN, "got": 166}, "other_session", "session s2"),
+        (
+            {"last": THEIRS, "seen": TAKEN, "got": 167},
+            "unknown",
+            "167 tokens were reused where the slot had 150",
+        ),
+        (
+            {"last": THEIRS, "seen": None, "got": 167},
+            "unknown",
+            "167 tokens were reused where the slot had 150",
+        ),
+        ({"last": THEIRS, "seen": evolve(WARM, held=200), "got": 201}, "other_session", "session s2"),
+        ({"last": THEIRS, "left": 150, "seen": TAKEN}, "other_session", "session s2"),
+        ({"last": THEIRS, "seen": evolve(WARM, busy=True), "left": None, "got": 400}, "other_session", "s2"),
         ({"last": THEIRS, "seen": None, "prompts": None}, "other_session", "session s2 of this loopd"),
         ({"last": THEIRS, "prompts": evolve(SAME, shared=110)}, "template", "from token 110"),
-        ({"last": evolve(THEIRS, tokens=None)}, "checkpoint", "held all"),
-        ({"last": evolve(THEIRS, tokens=None), "seen": None}, "unknown", "did not tell of its slots"),
-        ({"last": evolve(THEIRS, tokens=None), "seen": evolve(WARM, held=9)}, "other_session", "session s2"),
+        ({"last": LOST}, "checkpoint", "held all"),
+        ({"last": LOST, "seen": None}, "unknown", "did not tell of its slots"),
+        ({"last": LOST, "seen": TAKEN}, "other_session", "session s2"),
+        ({"last": LOST, "seen": evolve(WARM, busy=True)}, "unknown", "session s2 had the slot in between"),
+        (
+            {"last": LOST, "seen": evolve(WARM, held=9)},
+            "unknown",
+            "100 tokens were reused where the slot had 9",
+        ),
         ({"last": THEIRS, "seen": COLD, "got": 0}, "restart", "begun anew"),
         ({"last": THEIRS, "seen": evolve(WARM, held=0), "got": 0}, "other_session", "session s2"),
         ({"seen": evolve(WARM, held=0), "got": 0, "prompts": evolve(SAME, shared=9)}, "cleared", "-np N"),
@@ -105,9 +143,32 @@ def evidence(
             "a loopd before this one",
         ),
         ({}, "checkpoint", "went back to token 100"),
+        ({}, "checkpoint", "a client that slipped in just before this request would look the same"),
+        ({"seen": evolve(WARM, held=84)}, "other_client", "held 84 tokens where this session had left 500"),
+        ({"seen": evolve(WARM, held=83)}, "unknown", "100 tokens were reused where the slot had 83"),
+        ({"seen": evolve(WARM, held=83, busy=True)}, "other_client", "was at work"),
+        ({"seen": evolve(WARM, held=0), "got": 16}, "cleared", "-np N"),
+        ({"seen": evolve(WARM, held=0), "got": 17}, "unknown", "17 tokens were reused where the slot had 0"),
+        ({"seen": COLD}, "restart", "save = true"),
+        ({"seen": evolve(COLD, held=500)}, "checkpoint", "held all"),
+        ({"seen": COLD, "restored": 501}, "checkpoint", "held all 500"),
+        ({"seen": TAKEN, "last": THEIRS, "restored": 501}, "checkpoint", "and 100 of them were reused"),
+        ({"seen": TAKEN, "last": THEIRS, "restored": 501, "got": 16}, "other_session", "did not help"),
+        ({"seen": TAKEN, "last": THEIRS, "restored": 501, "prompts": None}, "unknown", "did not render"),
+        (
+            {"seen": COLD, "restored": 300},
+            "unknown",
+            "a saved state of 300 tokens was restored and 100 of them",
+        ),
+        ({"seen": COLD, "restored": 116}, "restart", "begun anew"),
+        ({"seen": COLD, "restored": 117}, "unknown", "100 of them were reused"),
+        ({"seen": evolve(WARM, held=0), "restored": 300}, "unknown", "explains nothing"),
+        ({"seen": evolve(WARM, held=0), "restored": 110}, "cleared", "100 of them were reused"),
+        ({"seen": evolve(WARM, held=0), "restored": 80}, "unknown", "and 80 of them were reused"),
         ({"prompts": evolve(SAME, timed=True)}, "unknown", "may print the time"),
-        ({"prompts": evolve(SAME, timed=True), "last": THEIRS}, "other_session", "session s2"),
-        ({"seen": evolve(WARM, held=501)}, "checkpoint", "held all 501"),
+        ({"prompts": evolve(SAME, timed=True), "last": THEIRS, "seen": TAKEN}, "other_session", "session s2"),
+        ({"seen": evolve(WARM, held=502)}, "checkpoint", "held all 500"),
+        ({"seen": evolve(WARM, held=503)}, "other_client", "held 503"),
         ({"own": None, "last": None}, "unknown", "another loopd made the completion before"),
         (
             {"own": BROKEN_OFF, "last": BROKEN_OFF, "seen": evolve(WARM, held=300)},
@@ -141,6 +202,7 @@ def test_a_log_that_was_changed_explains_nothing() -> None:
 def test_a_restore_that_did_not_help_is_part_of_the_story() -> None:
     found = judge(evidence(seen=COLD, restored=450, got=0))
     assert found.cause == "restart"
+    assert "save = true" not in found.detail
     assert "a saved state of 450 tokens was restored and did not help" in found.detail
 
 
@@ -164,11 +226,26 @@ prompts = st.none() | st.builds(
 )
 
 
-@given(seen, stays, st.none() | st.builds(Stay, session=st.just(S1), tokens=maybe), prompts, maybe)
+@given(
+    seen,
+    stays,
+    st.none() | st.builds(Stay, session=st.just(S1), tokens=maybe),
+    prompts,
+    maybe,
+    maybe,
+    st.integers(0, 463),
+)
 def test_every_cause_is_one_of_those_with_one_printable_line_of_detail(
-    seen: SlotSeen | None, last: Stay | None, own: Stay | None, prompts: Prompts | None, left: int | None
+    seen: SlotSeen | None,
+    last: Stay | None,
+    own: Stay | None,
+    prompts: Prompts | None,
+    left: int | None,
+    restored: int | None,
+    got: int,
 ) -> None:
-    found = judge(evidence(seen=seen, last=last, own=own, prompts=prompts, left=left))
+    asked = evidence(seen=seen, last=last, own=own, prompts=prompts, left=left, restored=restored, got=got)
+    found = judge(asked)
     assert found.cause in CAUSES
     assert found.detail.isprintable()
     assert 0 < len(found.detail) <= DETAIL

@@ -1,95 +1,18 @@
 """Why the server's cache was lost, by the evidence; pure. What is not shown is "unknown", never guessed.
 
-`evidence` gathers it (docs/prompt-cache.md, "Why a loss happened").
+`evidence` gathers it, as `facts` (docs/prompt-cache.md, "Why a loss happened").
 """
 
 from __future__ import annotations
 
-from attrs import frozen
+from boxmaker_core.cache import DETAIL, TOLERANCE, Cause
+from boxmaker_core.messages import short
 
-from boxmaker_core.cache import DETAIL, TOLERANCE, Cause, Loss
-from boxmaker_core.messages import SessionId, short
-
-from .residents import Before
-
-_NEAR = 2
-"""Tokens by which two counts of one thing may differ."""
-
-
-@frozen(kw_only=True)
-class Printed:
-    """A date or a time that a template printed, from token ``first`` to ``end``. ``sure``: it was another one
-    before; else that depends on the server's time zone."""
-
-    first: int
-    end: int
-    sure: bool
-
-
-@frozen(kw_only=True)
-class Prompts:
-    """The prompt before and the newest one, as the server's template makes them now, in tokens.
-
-    ``shared`` tokens at the beginning are the same; ``token`` is the text of the first other one in the
-    newest, ``place`` where in the conversation that is. ``timed``: the template may have printed another time
-    in the two, none after ``last`` tokens, if that is known; ``date`` is one that can be seen.
-    """
-
-    shared: int
-    token: str
-    place: str
-    date: Printed | None = None
-    timed: bool = False
-    last: int | None = None
-
-
-@frozen(kw_only=True)
-class Evidence:
-    """``left`` is how many tokens the session's completion before left in the slot. None: not known.
-    ``changed``: the log would have its request sent otherwise now than it was sent then."""
-
-    session: SessionId
-    slot: int
-    loss: Loss
-    left: int | None
-    before: Before | None
-    prompts: Prompts | None
-    changed: bool = False
-
-    @property
-    def held(self) -> int | None:
-        """Tokens that the slot held just before the request."""
-        seen = self.before.seen if self.before is not None else None
-        return None if seen is None else seen.held
-
-    @property
-    def emptied(self) -> bool:
-        """Nothing was there to be reused, and nothing was."""
-        if self.before is None or self.before.seen is None or self.before.restored is not None:
-            return False
-        seen = self.before.seen
-        return (not seen.used or seen.held == 0) and self.loss.got <= TOLERANCE
-
-    @property
-    def untouched(self) -> bool:
-        """The slot held what this session had left."""
-        return self.held is not None and self.left is not None and abs(self.held - self.left) <= _NEAR
-
-    @property
-    def timed(self) -> bool:
-        """The template may have printed another time, where reuse ended or after that."""
-        if self.prompts is None or not self.prompts.timed:
-            return False
-        return self.prompts.last is None or self.loss.got <= self.prompts.last + TOLERANCE
-
-    @property
-    def broken_off(self) -> bool:
-        """The session's request before was sent, and nothing is known of what became of it."""
-        return self.before is not None and self.before.own is not None and self.before.own.tokens is None
+from .facts import NEAR, Evidence, Printed, Prompts, near
 
 
 def judge(evidence: Evidence) -> Cause:
-    """The cause that the evidence shows."""
+    """The cause that the evidence shows, if it explains how much was reused, too."""
     found = (
         _edited(evidence)
         or _rewritten(evidence)
@@ -99,13 +22,12 @@ def judge(evidence: Evidence) -> Cause:
         or _gone_back(evidence)
         or _unknown(evidence)
     )
-    if evidence.before is not None and evidence.before.restored is not None:
-        found = Cause(
-            cause=found.cause,
-            detail=f"{found.detail}; a saved state of {evidence.before.restored} tokens was restored"
-            " and did not help",
-        )
-    return Cause(cause=found.cause, detail=found.detail[:DETAIL])
+    detail = found.detail
+    if evidence.restored is not None:
+        got = min(evidence.loss.got, evidence.restored)
+        helped = "and did not help" if got <= TOLERANCE else f"and {got} of them were reused"
+        detail = f"{detail}; a saved state of {evidence.restored} tokens was restored {helped}"
+    return Cause(cause=found.cause, detail=detail[:DETAIL])
 
 
 def _edited(evidence: Evidence) -> Cause | None:
@@ -125,7 +47,7 @@ def _rewritten(evidence: Evidence) -> Cause | None:
         return None
     if prompts.date is not None and _ended_at(prompts.date, evidence):
         return Cause(cause="template", detail=_date(prompts.date))
-    if prompts.shared >= loss.expected - TOLERANCE or loss.got < prompts.shared - TOLERANCE:
+    if not evidence.rewritten or abs(loss.got - prompts.shared) > TOLERANCE:
         return None
     return Cause(cause="template", detail=_difference(prompts))
 
@@ -136,8 +58,8 @@ def _ended_at(date: Printed, evidence: Evidence) -> bool:
     got = evidence.loss.got
     if date.sure:
         return date.first - TOLERANCE <= got <= date.end + TOLERANCE
-    by_chance = date.first <= TOLERANCE and not (evidence.untouched and got > _NEAR)
-    return not by_chance and date.first - _NEAR <= got <= date.end + _NEAR
+    by_chance = date.first <= TOLERANCE and not (evidence.untouched and got > NEAR)
+    return not by_chance and date.first - NEAR <= got <= date.end + NEAR
 
 
 def _date(date: Printed) -> str:
@@ -156,17 +78,18 @@ def _difference(prompts: Prompts) -> str:
 
 
 def _emptied(evidence: Evidence) -> Cause | None:
-    """The server lost what the slot held."""
-    if evidence.before is None or evidence.before.seen is None:
+    """The server lost what the slot held. What is reused after a new beginning is what others share."""
+    if evidence.came_back:
         return None
-    if not evidence.before.seen.used:
-        return Cause(
-            cause="restart",
-            detail=f"the server has begun anew: its slot {evidence.slot} had not been used before this"
-            " request; [slots] save = true brings a conversation back after a restart",
+    if evidence.never_used:
+        detail = (
+            f"the server has begun anew, or loaded its model again: its slot {evidence.slot} had not been"
+            " used before this request"
         )
-    last = evidence.before.last
-    if evidence.held == 0 and (last is None or last.session == evidence.session):
+        if evidence.restored is None:
+            detail += "; [slots] save = true brings a conversation back after a restart"
+        return Cause(cause="restart", detail=detail)
+    if evidence.held == 0 and evidence.other is None and not evidence.more:
         return Cause(
             cause="cleared",
             detail=f"the server emptied slot {evidence.slot} while that was idle, as it does when slots share"
@@ -176,16 +99,18 @@ def _emptied(evidence: Evidence) -> Cause | None:
 
 
 def _other_session(evidence: Evidence) -> Cause | None:
-    """This process knows it, whatever the server shows. A request that was sent and came to nothing may not
-    have got that far: then the slot has to show it."""
-    last = evidence.before.last if evidence.before is not None else None
-    if last is None or last.session == evidence.session:
+    """This process knows it. A request that was sent and came to nothing may not have got that far: then the
+    slot has to show it. In no case may the slot have what this session had left."""
+    other = evidence.other
+    if other is None or evidence.came_back or evidence.more:
         return None
-    if last.tokens is None and (evidence.held is None or evidence.left is None or evidence.untouched):
+    if evidence.untouched and not near(evidence.held, other.tokens):
+        return None
+    if other.tokens is None and (evidence.held is None or evidence.left is None):
         return None
     return Cause(
         cause="other_session",
-        detail=f"session {last.session} of this loopd used slot {evidence.slot} meanwhile, so what both"
+        detail=f"session {other.session} of this loopd used slot {evidence.slot} meanwhile, so what both"
         " begin with is left: give each its slot with [slots] main = [0, 1] and llama-server -np 2",
     )
 
@@ -193,10 +118,12 @@ def _other_session(evidence: Evidence) -> Cause | None:
 def _other_client(evidence: Evidence) -> Cause | None:
     """The slot shows that it was used, and nobody of this process did."""
     before = evidence.before
-    if before is None or before.seen is None or evidence.broken_off:
+    if before is None or before.seen is None or evidence.broken_off or evidence.came_back or evidence.more:
         return None
     who = "somebody else" if before.own is not None else "somebody else, or a loopd before this one,"
     way_out = "give boxmaker a slot that nobody else uses ([slots] main), or a server of its own"
+    if evidence.other is not None:
+        return None
     if before.seen.busy:
         shown = "and it was at work for that when this request came"
     elif evidence.held is None or evidence.left is None or evidence.untouched:
@@ -213,20 +140,23 @@ def _gone_back(evidence: Evidence) -> Cause | None:
     before, prompts, loss = evidence.before, evidence.prompts, evidence.loss
     if before is None or before.own is None or evidence.broken_off or prompts is None:
         return None
-    if not evidence.untouched:
+    if not evidence.whole or evidence.past or (before.seen is not None and before.seen.busy):
+        return None
+    if evidence.other is not None and evidence.other.tokens is not None and evidence.restored is None:
         return None
     back = f"the server went back to token {loss.got}"
     if prompts.date is not None and prompts.date.sure and prompts.date.first >= loss.got:
         return Cause(cause="template", detail=f"{_date(prompts.date)}; {back}")
-    if prompts.shared < loss.expected - TOLERANCE:
+    if evidence.rewritten:
         return Cause(cause="template", detail=f"{_difference(prompts)}; {back}")
     if evidence.timed:
         return None
     return Cause(
         cause="checkpoint",
-        detail=f"slot {evidence.slot} held all {evidence.held} tokens and {prompts.shared} of them fit, yet"
+        detail=f"slot {evidence.slot} held all {evidence.left} tokens and {prompts.shared} of them fit, yet"
         f" {back}: with a sliding window (--swa-full) or recurrent layers (more --ctx-checkpoints) a model"
-        " goes back to checkpoints only, once any of its answer comes back in other tokens",
+        " goes back to checkpoints only, once any of its answer comes back in other tokens (a client that"
+        " slipped in just before this request would look the same)",
     )
 
 
@@ -236,12 +166,24 @@ def _unknown(evidence: Evidence) -> Cause:
         missing.append("the server did not tell of its slots (--slots)")
     elif before.seen.held is None:
         missing.append("the server does not tell what a slot holds (b9276 and later do)")
+    if evidence.more:
+        missing.append(
+            f"{evidence.loss.got} tokens were reused where the slot had {evidence.most}, so that some came"
+            " from elsewhere, as with --cache-ram"
+        )
+    if evidence.other is not None:
+        missing.append(f"session {evidence.other.session} had the slot in between, or tried to")
     if evidence.broken_off:
         missing.append("the request before was broken off, so what it left is not known")
     elif before is not None and before.own is None:
         missing.append("another loopd made the completion before")
     if evidence.left is None:
         missing.append("the server did not count the completion before")
+    if evidence.prompts is not None and evidence.past:
+        missing.append(
+            f"the prompts as they are made now differ from token {evidence.prompts.shared} on, yet"
+            f" {evidence.loss.got} were reused, so they were made otherwise"
+        )
     if evidence.prompts is None:
         missing.append("it did not render the prompts for comparison")
     elif evidence.timed:

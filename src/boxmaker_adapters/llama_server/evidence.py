@@ -17,9 +17,9 @@ from boxmaker_core.errors import InferenceError
 from boxmaker_core.ports import Cancel, Request
 from boxmaker_core.records import LogRecord
 
-from .causes import Evidence, Printed, Prompts
 from .counting import MOST_TOKENS
 from .encode import Encoder
+from .facts import Evidence, Printed, Prompts
 from .residents import Before, mark, session_of
 from .server import Server
 from .times import Shown, Spell, clock_of
