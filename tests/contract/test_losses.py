@@ -253,6 +253,24 @@ def test_a_date_of_another_time_zone_is_named(
     assert "the time, at token 10" in (talk.loss.detail or "")
 
 
+def test_a_night_that_passes_while_an_answer_is_written_changes_the_next_prompt(
+    server: FakeLlama, model: Remembering, talk: Talk
+) -> None:
+    east(server, model, talk, 0)
+    talk.clock.now = datetime(2026, 11, 30, 23, 50, tzinfo=UTC)
+
+    def slow(body: Any) -> Reply:
+        reply = model.chat(body)
+        talk.clock.now += HOUR / 3
+        return reply
+
+    server.otherwise = slow
+    talk.turn()
+    talk.turn()
+    assert talk.loss.cause == "template"
+    assert "the time, at token 10" in (talk.loss.detail or "")
+
+
 @pytest.mark.parametrize(
     ("back", "cause", "words"),
     [(60, "checkpoint", "went back to token 60"), (4, "unknown", "may print the time")],
