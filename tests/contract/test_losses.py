@@ -266,6 +266,7 @@ def test_a_night_that_passes_while_an_answer_is_written_changes_the_next_prompt(
 
     server.otherwise = slow
     talk.turn()
+    server.otherwise = model.chat
     talk.turn()
     assert talk.loss.cause == "template"
     assert "the time, at token 10" in (talk.loss.detail or "")
