@@ -8,7 +8,8 @@ from __future__ import annotations
 from boxmaker_core.cache import DETAIL, TOLERANCE, Cause
 from boxmaker_core.messages import short
 
-from .facts import NEAR, Evidence, Printed, Prompts, near
+from .facts import Evidence, Printed, Prompts
+from .residents import NEAR, near
 
 
 def judge(evidence: Evidence) -> Cause:

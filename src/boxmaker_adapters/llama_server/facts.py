@@ -10,14 +10,7 @@ from attrs import frozen
 from boxmaker_core.cache import TOLERANCE, Loss
 from boxmaker_core.messages import SessionId
 
-from .residents import Before, Stay
-
-NEAR = 2
-"""Tokens by which two counts of one thing may differ."""
-
-
-def near(one: int | None, two: int | None) -> bool:
-    return one is not None and two is not None and abs(one - two) <= NEAR
+from .residents import Before, Stay, near
 
 
 @frozen(kw_only=True)

@@ -22,6 +22,13 @@ T = TypeVar("T")
 
 KEPT = 1024
 """Sessions that are remembered."""
+NEAR = 2
+"""Tokens by which two counts of one thing may differ."""
+
+
+def near(one: int | None, two: int | None) -> bool:
+    """Whether both are known, and are the same as far as counts can tell."""
+    return one is not None and two is not None and abs(one - two) <= NEAR
 
 
 @frozen(kw_only=True)

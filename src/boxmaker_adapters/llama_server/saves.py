@@ -25,7 +25,7 @@ from boxmaker_core.ports import Cancel, Request
 
 from .failures import whole
 from .identity import Identity
-from .residents import Before, session_of
+from .residents import Before, near, session_of
 from .server import Refused, Server
 from .slots import SlotSeen
 from .states import NotKept, find, keep, mark_used, part_name, state_key
@@ -40,8 +40,6 @@ CLOSE_SECONDS = 10.0
 MIB = 1024 * 1024
 
 REMEDY = "start llama-server with --slot-save-path FOLDER, or set [slots] save = false"
-NEAR = 2
-"""Tokens by which what a slot held may differ from what a completion should have left in it."""
 
 
 @frozen(kw_only=True)
@@ -141,7 +139,7 @@ class Saves:
         part = self._part(key)
         answer = self._act(order.slot, "save", part, None)
         written, saved = whole(answer.get("n_written")), whole(answer.get("n_saved"))
-        if saved is None or abs(saved - order.tokens) > NEAR:
+        if saved is None or not near(saved, order.tokens):
             # The server began anew, emptied the slot, or somebody else used it: the state before is better.
             if folder is not None:
                 (folder / part).unlink()
