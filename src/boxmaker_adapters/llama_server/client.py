@@ -30,9 +30,10 @@ from .patience import Patience
 from .residents import Residents, answered, session_of
 from .saves import Saves, Saving
 from .server import Refused, server
-from .settling import CannotRender, Settler
+from .settling import Settler
 from .sizes import Sizes
 from .slots import SlotGate, see
+from .template import CannotRender
 
 LOG = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ template, other tools or another day (docs/prompt-cache.md, "Two forms").
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -20,10 +19,10 @@ from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.messages import Completion, Ending
 from boxmaker_core.ports import Cancel
 
-from .counting import MOST_TOKENS
 from .encode import Sampling, dump, schemas
 from .probe import Probe, Verdict
-from .server import PROBE_SECONDS, Refused, Server
+from .server import Server
+from .template import CannotRender, Template
 from .verbatim import ASK, Message, Refuses, Spoken, reconstruct
 
 KEPT = 32
@@ -31,17 +30,12 @@ KEPT = 32
 KEEP = "preserve_reasoning"
 DATE = "date_string"
 _OTHER_DAY = "01 Jan 2030"
-_MISSING = (404, 405, 501)
 SETTLE_SECONDS = 20.0
 """For all that the trial of a template asks: a new session waits for it."""
 RAW_SECONDS = 5.0
 """For putting the model's own text together; an answer is whole without it, and must not wait."""
 _THINKING = re.compile(r"think|reasoning|<\|channel\|>", re.IGNORECASE)
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-
-
-class CannotRender(Exception):
-    """The server has no way to render a prompt without running it."""
 
 
 @frozen(kw_only=True)
@@ -64,57 +58,6 @@ class Finding:
             baseline,
             chat_template_kwargs={**baseline.chat_template_kwargs, **self.kwargs},
             form=self.form,
-        )
-
-
-@frozen(kw_only=True)
-class Asking:
-    """A chat template behind its server, asked ``until`` then on the monotonic clock."""
-
-    server: Server
-    sampling: Sampling
-    until: float
-    cancel: Cancel | None = None
-
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
-    ) -> str:
-        """Raises Refuses, CannotRender, InferenceError."""
-        given = {**self.sampling.get("chat_template_kwargs", {}), **kwargs}
-        body = {**self.sampling, "chat_template_kwargs": given, "messages": messages}
-        if tools:
-            body["tools"] = tools
-        try:
-            answer = self._ask("/apply-template", body)
-        except Refused as error:
-            if error.refusal.status in _MISSING:
-                raise CannotRender from None
-            if error.refusal.status in (400, 500):
-                raise Refuses(str(error.refusal)) from None
-            raise
-        prompt = answer.get("prompt") if isinstance(answer, dict) else None
-        if not isinstance(prompt, str):
-            raise CannotRender
-        return prompt
-
-    def tokens(self, text: str) -> Sequence[int]:
-        """Raises CannotRender, InferenceError."""
-        body = {"content": text, "add_special": False, "parse_special": True}
-        try:
-            answer = self._ask("/tokenize", body)
-        except Refused as error:
-            if error.refusal.status in _MISSING:
-                raise CannotRender from None
-            raise
-        found = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(found, list):
-            raise CannotRender
-        return found
-
-    def _ask(self, path: str, body: object) -> Any:
-        left = min(PROBE_SECONDS, self.until - time.monotonic())
-        return self.server.ask(
-            path, json.dumps(body).encode(), seconds=left, cancel=self.cancel, values=MOST_TOKENS
         )
 
 
@@ -165,7 +108,7 @@ class Settler:
         plain = not completion.tool_calls and completion.reasoning_content is None
         if plain or predicted is None or completion.ending is not Ending.FINISHED:
             return None
-        asking = Asking(
+        template = Template(
             server=self._server,
             sampling=self._sampling,
             cancel=cancel,
@@ -174,7 +117,7 @@ class Settler:
         tools = schemas(baseline.tools)
 
         def render(messages: Sequence[Message]) -> str:
-            return asking.render(messages, tools, baseline.chat_template_kwargs)
+            return template.render(messages, tools, baseline.chat_template_kwargs)
 
         spoken = Spoken(
             content=completion.content or "",
@@ -183,17 +126,17 @@ class Settler:
         )
         tool = baseline.tools[0].name if baseline.tools else "none"
         try:
-            return reconstruct(render, lambda text: len(asking.tokens(text)), spoken, tool, predicted)
+            return reconstruct(render, lambda text: len(template.tokens(text)), spoken, tool, predicted)
         except (Refuses, CannotRender):
             return None
 
     def _look(self, baseline: Baseline, told: list[Any], today: date, until: float) -> Finding:
-        template, _, caps = told
+        source, _, caps = told
         kwargs = dict(baseline.chat_template_kwargs)
-        asking = Asking(server=self._server, sampling=self._sampling, until=until)
+        template = Template(server=self._server, sampling=self._sampling, until=until)
         given = {**self._sampling.get("chat_template_kwargs", {}), **kwargs}
         thinks = self._thinks and given.get("enable_thinking") is not False
-        if isinstance(template, str) and template and not _THINKING.search(_COMMENT.sub("", template)):
+        if isinstance(source, str) and source and not _THINKING.search(_COMMENT.sub("", source)):
             thinks = False
 
         def probe(more: Mapping[str, Any]) -> Probe:
@@ -205,7 +148,7 @@ class Settler:
                 key = dump(messages)
                 if key not in seen:
                     try:
-                        seen[key] = asking.render(messages, tools, {**kwargs, **more})
+                        seen[key] = template.render(messages, tools, {**kwargs, **more})
                     except Refuses as error:
                         seen[key] = error
                 result = seen[key]
@@ -215,7 +158,7 @@ class Settler:
 
             return Probe(
                 render=render,
-                tokens=asking.tokens,
+                tokens=template.tokens,
                 tools=baseline.tools,
                 thinks=thinks,
                 parallel=parallel,

@@ -21,7 +21,8 @@ from .counting import rendered
 from .encode import Encoder
 from .probe import Verdict
 from .server import Refused, Server, Trouble
-from .settling import DATE, CannotRender, Finding, Settler
+from .settling import DATE, Finding, Settler
+from .template import CannotRender
 
 _NOW = datetime(2000, 1, 1, tzinfo=UTC)
 _CALL_MARK = "boxmaker-call"
