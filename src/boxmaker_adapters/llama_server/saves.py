@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.messages import SessionId, Usage, short
@@ -70,7 +70,7 @@ class Saves:
 
     server: Server
     saving: Saving
-    _model: Identity = field(init=False)
+    _model: Identity = field(init=False, default=Factory(lambda self: Identity(self.server), takes_self=True))
     _running: dict[int, threading.Thread] = field(factory=dict, init=False)
     """The last save of each slot: nobody uses a slot while it is being saved, so there is one at most."""
     _guard: threading.Lock = field(factory=threading.Lock, init=False)
@@ -80,9 +80,6 @@ class Saves:
     """What each slot held when it was last saved: whose, and how many tokens."""
     _kept: dict[str, str] = field(factory=dict, init=False)
     """The names of states whose folder cannot be seen, by what they begin with; saved by this process."""
-
-    def __attrs_post_init__(self) -> None:
-        self._model = Identity(self.server)
 
     def later(self, request: Request, usage: Usage, release: Callable[[], None]) -> bool:
         """Save the slot of `request` in the background, then `release` it; nobody may use it until then.
