@@ -361,6 +361,19 @@ def test_what_is_not_the_sessions_own_never_takes_the_place_of_its_state(
     assert slots.restored[0] not in names[1:]
 
 
+def test_an_answer_to_a_save_that_tells_nothing_is_said_to_be_one(
+    server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers[SAVE] = json_reply([])
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one"))
+    with caplog.at_level(logging.WARNING):
+        ask(driver, later())
+        driver.close()
+    assert len(caplog.messages) == 1
+    assert "slot 0 held an unknown number of tokens" in caplog.messages[0]
+
+
 def test_a_completion_that_was_not_counted_is_not_saved(server: FakeLlama, slots: Slots) -> None:
     driver = driver_of(server, slots.folder)
     server.script(answer("one", counted=False))

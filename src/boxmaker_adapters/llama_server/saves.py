@@ -139,7 +139,7 @@ class Saves:
         if saved is None or not near(saved, order.tokens):
             # The server began anew, emptied the slot, or somebody else used it: the state before is better.
             if folder is not None:
-                (folder / part).unlink()
+                (folder / part).unlink(missing_ok=True)
             held = "an unknown number of" if saved is None else saved
             raise NotKept(
                 f"slot {order.slot} held {held} tokens when it was saved, where its session had left"
