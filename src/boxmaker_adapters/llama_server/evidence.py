@@ -38,10 +38,6 @@ def gather(
     log = request.records
     answers = [at for at, record in enumerate(log) if isinstance(record, records.Assistant)]
     usages = [record.usage for record in log if isinstance(record, records.Usage)]
-    last = usages[-2] if len(usages) > 1 else None
-    left = None
-    if last is not None and last.prompt is not None and last.predicted_n is not None:
-        left = last.prompt + last.predicted_n - 1
     own = None if before is None else before.own
     changed = False
     if len(answers) > 1 and own is not None and own.sent is not None:
@@ -55,7 +51,7 @@ def gather(
         session=session_of(request),
         slot=request.slot,
         loss=loss,
-        left=left,
+        left=usages[-2].held if len(usages) > 1 else None,
         before=before,
         prompts=prompts,
         changed=changed,
