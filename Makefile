@@ -62,9 +62,10 @@ recordings: $(READY)
 cache-proof: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m proof
 
-# What the probe finds in each chat template at hand (docs/prompt-cache.md, "Template families").
+# What the probe finds in each chat template of a folder, those of the tests unless TEMPLATES=FOLDER is given
+# (docs/template-families.md).
 template-table: $(READY)
-	@PYTHONPATH=tests $(BIN)/python tests/templates.py
+	@PYTHONPATH=tests $(BIN)/python tests/templates.py $(TEMPLATES)
 
 # What takes minutes: ten times the cases of every property test, and others each time, then a million odd inputs.
 # FUZZ="--seed N" repeats a run of the latter.

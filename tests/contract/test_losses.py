@@ -15,7 +15,7 @@ from fakes.fake_llama import Answer, FakeLlama, Reply, answer, error, hang_up, j
 from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
 from boxmaker_adapters.llama_server import evidence, slots
 from boxmaker_adapters.llama_server.client import LlamaServer
-from boxmaker_adapters.llama_server.verbatim import Message
+from boxmaker_adapters.llama_server.wording import Message
 from boxmaker_adapters.memory_store import MemoryStore
 from boxmaker_adapters.scripted import FakeClock
 from boxmaker_core import CORE, Loop, Registry, assemble

@@ -18,12 +18,13 @@ from fakes.fake_llama import FakeLlama, Reply, answer, error, json_reply
 
 from boxmaker_adapters.llama_server import settling
 from boxmaker_adapters.llama_server.client import LlamaServer
-from boxmaker_adapters.llama_server.verbatim import Refuses, Render
+from boxmaker_adapters.llama_server.wording import Refuses, Render
 from boxmaker_cli import config, wiring
 from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.errors import InferenceError
 from boxmaker_core.messages import Completion, ToolCall
 from boxmaker_core.ports import Request
+from boxmaker_core.records import LogRecord
 
 RENDER, TOKENIZE = "/apply-template", "/tokenize"
 ODD = '{ "text":  "a" }'
@@ -115,6 +116,30 @@ def test_reasoning_is_asked_to_be_kept_only_where_the_server_says_so_and_it_help
     ):
         speaks(server, by, text=f"{number}<think>", supports_preserve_reasoning=able)
         assert driver.settle(BASELINE).chat_template_kwargs == sent
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep_past_thinking", True), ("preserve_thinking", True), ("clear_thinking", False)]
+)
+def test_a_word_of_the_templates_own_keeps_reasoning_where_the_server_knows_none(
+    server: FakeLlama, driver: LlamaServer, name: str, value: bool
+) -> None:
+    def own(kwargs: dict[str, Any]) -> Render:
+        return chatml(keep=kwargs.get(name) is value)
+
+    speaks(server, own, text=f"<think>{{% if {name} %}}")
+    assert driver.settle(BASELINE).chat_template_kwargs == {name: value}
+    speaks(server, own, text=f"<think>{{% if {name}_not %}}")
+    assert driver.settle(BASELINE).chat_template_kwargs == {}
+    speaks(server, lambda _: chatml(keep=False), text=f"<think>{{% if not {name} %}}")
+    assert driver.settle(BASELINE).chat_template_kwargs == {}
+
+
+@pytest.mark.parametrize("given", [{"clear_thinking": True}, {"preserve_reasoning": False}])
+def test_who_has_decided_about_reasoning_is_obeyed(server: FakeLlama, given: dict[str, bool]) -> None:
+    driver = LlamaServer(server.url, sampling={"chat_template_kwargs": given})
+    speaks(server, keeps, text="<think>clear_thinking", supports_preserve_reasoning=True)
+    assert driver.settle(BASELINE).chat_template_kwargs == {}
 
 
 def test_a_model_that_may_not_reason_has_no_reasoning_to_keep(server: FakeLlama) -> None:
@@ -214,11 +239,15 @@ def test_the_self_test_says_in_words_and_numbers_what_a_template_does(
 
 
 def said(
-    driver: LlamaServer, server: FakeLlama, baseline: Baseline, *, tokens: int = len(WRITTEN) + 1
+    driver: LlamaServer,
+    server: FakeLlama,
+    baseline: Baseline,
+    *talk: LogRecord,
+    tokens: int = len(WRITTEN) + 1,
 ) -> Completion:
     calls = (ToolCall(id="c1", name="echo", arguments=ODD),)
     server.script(answer(None, calls=calls, predicted=tokens))
-    request = Request(baseline=baseline, records=logs.log(logs.user("hi")), slot=0)
+    request = Request(baseline=baseline, records=logs.log(*(talk or (logs.user("hi"),))), slot=0)
     return driver.complete(request, lambda _: None, threading.Event())
 
 
@@ -230,6 +259,36 @@ def test_a_session_of_the_verbatim_form_gets_the_models_own_text(
     asked = server.count(RENDER)
     assert said(driver, server, BASELINE).raw is None
     assert server.count(RENDER) == asked
+
+
+def test_a_template_is_asked_how_it_writes_an_answer_to_what_was_answered(
+    server: FakeLlama, driver: LlamaServer
+) -> None:
+    """This one, as DeepSeek's does, closes the reasoning of an answer to a user, not of one to a result."""
+    speaks(server, lambda _: closing_after_user)
+    closed = "</think>" + WRITTEN
+    asked = logs.user("hi")
+    called = logs.assistant(logs.call("echo"))
+    result = logs.result(1, "done")
+    assert said(driver, server, VERBATIM, asked, tokens=len(closed) + 1).raw == closed
+    assert said(driver, server, VERBATIM, asked, called, result).raw == WRITTEN
+    assert said(driver, server, VERBATIM, asked, called, result, tokens=len(closed) + 1).raw is None
+    later = (asked, called, result, logs.assistant(content="So."), asked)
+    assert said(driver, server, VERBATIM, *later, tokens=len(closed) + 1).raw == closed
+
+
+def closing_after_user(messages: Any) -> str:
+    text, before = "", ""
+    for message in messages:
+        if message["role"] == "assistant" and "tool_calls" in message and before == "user":
+            message = {**message, "content": "</think>" + message["content"]}
+        before = message["role"]
+        text += (
+            chatml()([message, {"role": "user", "content": ""}])
+            .partition("\n")[2]
+            .partition("<|user|>\n<|end|>")[0]
+        )
+    return text + "<|assistant|>\n"
 
 
 @pytest.mark.parametrize(
@@ -259,7 +318,7 @@ def test_an_answer_survives_what_nobody_foresaw_in_a_template(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fails(*_: object) -> str:
+    def fails(*_: object, **__: object) -> str:
         raise IndexError("no such\ncall")
 
     speaks(server, lambda _: chatml())

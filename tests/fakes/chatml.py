@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from boxmaker_adapters.llama_server.verbatim import Message, Refuses, Render
+from boxmaker_adapters.llama_server.wording import Message, Refuses, Render
 from boxmaker_core.tools import CORE
 
 

@@ -10,7 +10,8 @@ import pytest
 from fakes.chatml import chatml, letters
 
 from boxmaker_adapters.llama_server.probe import Probe
-from boxmaker_adapters.llama_server.verbatim import Message, Render, Spoken, reconstruct
+from boxmaker_adapters.llama_server.verbatim import reconstruct
+from boxmaker_adapters.llama_server.wording import Message, Render, Spoken
 from boxmaker_core.baseline import Form
 from boxmaker_core.messages import ToolCall
 from boxmaker_core.tools import CORE
@@ -120,3 +121,102 @@ def test_a_date_is_found_also_where_it_is_another_day(shown: str) -> None:
 
 def test_another_date_is_none() -> None:
     assert probe(chatml(shown="2024-07-26")).verdict(Form.FIELDS).today is None
+
+
+# templates that do what real ones do
+
+
+def test_calls_that_a_template_numbers_are_taken_for_what_the_model_wrote_there() -> None:
+    def numbered(messages: Sequence[Message]) -> str:
+        """As Kimi's: each call has its number in the conversation, and so has its result."""
+        text, number, results = "<s>", 0, 0
+        for message in messages:
+            body = message["content"]
+            for call in message.get("tool_calls", ()):
+                dumped = json.dumps(json.loads(call["function"]["arguments"])).replace(".0", "")
+                body += f"<call>clock:{number}{dumped}</call>"
+                number += 1
+            if message["role"] == "tool":
+                body = f"of clock:{results}: {body}" if results < number else f"of nothing: {body}"
+                results += 1
+            text += f"<|{message['role']}|>{body}<|end|>"
+        return text + "<|assistant|>"
+
+    verdict = probe(numbered, thinks=False).verdict(Form.FIELDS)
+    assert verdict.neat == 0
+    assert [step.kind for step in verdict.steps if step.again] == ["calls", "calls"]
+    assert probe(numbered, thinks=False).verdict(Form.VERBATIM).again == verdict.again
+
+
+def test_results_in_the_message_of_their_call_are_not_taken_for_the_models_text() -> None:
+    def joined(messages: Sequence[Message]) -> str:
+        """As Gemma 4's: what a tool says stands where the model goes on."""
+        text = "<s>"
+        for message in messages:
+            if message["role"] == "tool":
+                text += (
+                    f"<result>{message['content']}</result>"
+                    if text.endswith(("</call>", "</result>"))
+                    else ""
+                )
+                continue
+            calls = "".join(
+                f"<call>{call['function']['name']}</call>" for call in message.get("tool_calls", ())
+            )
+            text += f"<|{message['role']}|>{message['content']}{calls}" + ("" if calls else "<|end|>")
+        return text if text.endswith("</result>") else text + "<|assistant|>"
+
+    spoken = Spoken(calls=(call(ODD),))
+    asked: list[str] = []
+
+    def count(text: str) -> int:
+        asked.append(text)
+        return len(text)
+
+    assert reconstruct(joined, count, spoken, "clock", 10) is None
+    assert asked == []
+    assert probe(joined, thinks=False).verdict(Form.FIELDS).neat == 0
+
+
+def muted(messages: Sequence[Message]) -> str:
+    """As Llama 3's and Hermes': beside a call nothing is said."""
+    return chatml()([{**m, "content": ""} if m.get("tool_calls") else m for m in messages])
+
+
+@pytest.mark.parametrize("gap", ["", "\n", "\n\n"])
+def test_what_was_said_beside_a_call_goes_back_verbatim_where_the_template_leaves_it_out(gap: str) -> None:
+    written = f'Well.{gap}<call>\n{{"name": "echo", "arguments": {ODD}}}\n</call>'
+    spoken = Spoken(content="Well.", calls=(call(ODD),))
+    assert reconstruct(muted, len, spoken, "clock", len(written) + 1) == written
+    assert reconstruct(muted, len, spoken, "clock", len(written) + 9) is None
+
+
+def test_what_a_template_leaves_out_is_told() -> None:
+    def forgetful(messages: Sequence[Message]) -> str:
+        return chatml()([{**m, "content": ""} if m["role"] == "assistant" else m for m in messages])
+
+    for render, form, left_out in (
+        (chatml(), Form.FIELDS, "nothing"),
+        (muted, Form.FIELDS, "beside"),
+        (muted, Form.VERBATIM, "nothing"),
+        (forgetful, Form.FIELDS, "answers"),
+    ):
+        assert probe(render, thinks=False).verdict(form).left_out == left_out
+
+
+def test_an_answer_is_measured_also_where_what_stands_before_it_changes() -> None:
+    def restless(messages: Sequence[Message]) -> str:
+        """As Hermes': a result ends in another way once it is answered."""
+        text = chatml()(messages)
+        return (
+            text.removesuffix("<|end|>\n<|assistant|>\n") + "<|assistant|>\n"
+            if messages[-1]["role"] == "tool"
+            else text
+        )
+
+    spoken = Spoken(calls=(call(ODD),))
+    written = f'<call>\n{{"name": "echo", "arguments": {ODD}}}\n</call>'
+    assert reconstruct(restless, len, spoken, "clock", len(written) + 1, after_result=True) == written
+    verdict = probe(restless, thinks=False).verdict(Form.VERBATIM)
+    (last,) = (step for step in verdict.steps if step.kind == "text")
+    assert last.again > len("An answer.")

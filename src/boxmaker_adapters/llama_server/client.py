@@ -148,7 +148,7 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
             over = not completion.tool_calls or completion.ending is Ending.CUT  # then none is run
             if self._saves is not None and over:
                 ticket.handed_over = self._saves.later(request, completion.usage, ticket.release)
-        return self._with_raw(request.baseline, completion, cancel)
+        return self._with_raw(request, completion, cancel)
 
     def _ask(self, body: bytes, request: Request, on_event: OnEvent, cancel: Cancel) -> Completion:
         patience = Patience(load_timeout=self._load_timeout)
@@ -178,12 +178,12 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
         if self._saves is not None:
             self._saves.close()
 
-    def _with_raw(self, baseline: Baseline, completion: Completion, cancel: Cancel) -> Completion:
+    def _with_raw(self, request: Request, completion: Completion, cancel: Cancel) -> Completion:
         """In a session of the verbatim form, with the model's own text if that can be told."""
-        if baseline.form is not Form.VERBATIM:
+        if request.baseline.form is not Form.VERBATIM:
             return completion
         try:
-            return evolve(completion, raw=self._settler.raw(baseline, completion, cancel))
+            return evolve(completion, raw=self._settler.raw(request, completion, cancel))
         except (InferenceError, ShuttingDown):
             return completion  # which is whole without it
         except Exception as error:

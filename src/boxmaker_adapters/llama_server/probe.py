@@ -18,7 +18,8 @@ from boxmaker_core.baseline import Form
 from boxmaker_core.messages import ToolCall, ToolSchema
 
 from .history import BRIDGE
-from .verbatim import ASK, Message, Refuses, Render, Spoken, Wording, fields, results, texts, wording
+from .verbatim import texts
+from .wording import ASK, Message, Refuses, Render, Spoken, Wording, best_wording, fields, results
 
 Tokens = Callable[[str], Sequence[int]]
 
@@ -48,7 +49,8 @@ class Verdict:
     ``reasoning``: ``kept``, ``dropped`` once a new user message follows, ``never`` shown, or ``none`` there.
     ``tools_move``: the tools stand behind messages that they stood before. ``two_users``: ``taken``,
     ``bridged`` if only with an assistant message between them, or ``refused``. ``today``: the date, as the
-    prompt has it. ``parallel``: several calls in one message are taken.
+    prompt has it. ``parallel``: several calls in one message are taken. ``left_out``: what the model said
+    that is in no later prompt, its ``answers``, what it said ``beside`` calls, or ``nothing``.
     """
 
     form: Form
@@ -58,6 +60,7 @@ class Verdict:
     two_users: str
     today: str | None
     parallel: bool
+    left_out: str
 
     @property
     def held(self) -> int:
@@ -126,7 +129,7 @@ class Probe:
             messages.append({"role": "user", "content": question})
             prompts.append(self.render(messages))
             for spoken in answers:
-                message, held = self._say(spoken, form, prompts[-1])
+                message, held = self._say(spoken, form, messages)
                 said.append(held)
                 messages += [message, *results(spoken.calls)]
                 if spoken.calls:
@@ -139,11 +142,14 @@ class Probe:
             two_users=self._two_users(),
             today=self.date_in(prompts[0]),
             parallel=self.parallel,
+            left_out=self._left_out(prompts[-1]),
         )
 
-    def _say(self, spoken: Spoken, form: Form, prompt: str) -> tuple[Message, _Said]:
-        """The answer as a message of the form, and what the server holds once it has been written."""
-        found = wording(self.render, spoken, self.tool)
+    def _say(self, spoken: Spoken, form: Form, before: Sequence[Message]) -> tuple[Message, _Said]:
+        """The answer as a message of the form, and what the server holds once it has been written: after all
+        that came `before`, since some templates number the calls."""
+        prompt = self.render(before)
+        found = best_wording(self.render, spoken, self.tool, before)
         if found is None:
             return fields(spoken), _Said(kind=_kind(spoken), texts=(prompt,))
         written = [next(texts(found, each), "") for each in (spoken, *_neater(found, spoken))]
@@ -177,6 +183,15 @@ class Probe:
                 if places[0] >= 0:
                     return max(places) > places[0]
         return False
+
+    def _left_out(self, last: str) -> str:
+        said = [
+            spoken
+            for _, answers in talk(self.tool, thinks=self.thinks, parallel=self.parallel)
+            for spoken in answers
+            if spoken.content.strip() not in last
+        ]
+        return "nothing" if not said else "beside" if all(spoken.calls for spoken in said) else "answers"
 
     def _two_users(self) -> str:
         system, user = ASK

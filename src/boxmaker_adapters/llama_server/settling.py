@@ -1,6 +1,6 @@
 """Asks a server's chat template how it is to be served, and remembers; what is asked is in ``probe``.
 
-Some three dozen prompts are rendered and turned into tokens, none is run. Asked anew only for another
+Some dozens of prompts are rendered and turned into tokens, none is run. Asked anew only for another
 template, other tools or another day (docs/prompt-cache.md, "Two forms").
 """
 
@@ -15,19 +15,30 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from boxmaker_core import records
 from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.messages import Completion, Ending
-from boxmaker_core.ports import Cancel
+from boxmaker_core.ports import Cancel, Request
 
 from .encode import Sampling, dump, schemas
 from .probe import Probe, Verdict
 from .server import Server
 from .template import CannotRender, Template
-from .verbatim import ASK, Message, Refuses, Spoken, reconstruct
+from .verbatim import reconstruct
+from .wording import ASK, Message, Refuses, Spoken
 
 KEPT = 32
 """Findings that are remembered."""
 KEEP = "preserve_reasoning"
+"""What servers that say so translate into the template's own word."""
+KEEPERS = {
+    "preserve_thinking": True,
+    "keep_past_thinking": True,
+    "clear_thinking": False,
+    "drop_thinking": False,
+    "truncate_history_thinking": False,
+}
+"""The templates' own words for it, where the server does not know them."""
 DATE = "date_string"
 _OTHER_DAY = "01 Jan 2030"
 SETTLE_SECONDS = 20.0
@@ -101,9 +112,12 @@ class Settler:
             self._found[key] = found
         return found
 
-    def raw(self, baseline: Baseline, completion: Completion, cancel: Cancel) -> str | None:
-        """The model's own text of a completion, see `records.Assistant`; None if it cannot be told for sure,
-        or if the fields say just the same. Raises InferenceError, and ShuttingDown once `cancel` is set."""
+    def raw(self, request: Request, completion: Completion, cancel: Cancel) -> str | None:
+        """The model's own text of the completion of `request`, see `records.Assistant`; None if it cannot be
+        told for sure, or if the fields say just the same.
+
+        Raises InferenceError, and ShuttingDown once `cancel` is set.
+        """
         predicted = completion.usage.predicted_n
         plain = not completion.tool_calls and completion.reasoning_content is None
         if plain or predicted is None or completion.ending is not Ending.FINISHED:
@@ -114,6 +128,7 @@ class Settler:
             cancel=cancel,
             until=time.monotonic() + RAW_SECONDS,
         )
+        baseline = request.baseline
         tools = schemas(baseline.tools)
 
         def render(messages: Sequence[Message]) -> str:
@@ -125,8 +140,17 @@ class Settler:
             calls=completion.tool_calls,
         )
         tool = baseline.tools[0].name if baseline.tools else "none"
+        kinds = (records.User, records.ToolResult)
+        asked = next((each for each in reversed(request.records) if isinstance(each, kinds)), None)
         try:
-            return reconstruct(render, lambda text: len(template.tokens(text)), spoken, tool, predicted)
+            return reconstruct(
+                render,
+                lambda text: len(template.tokens(text)),
+                spoken,
+                tool,
+                predicted,
+                after_result=isinstance(asked, records.ToolResult),
+            )
         except (Refuses, CannotRender):
             return None
 
@@ -165,17 +189,29 @@ class Settler:
                 today=today,
             )
 
-        known = caps if isinstance(caps, dict) else {}
+        keepers = _keepers(source, caps, given)
         parallel = True
         try:
-            return _best(probe, known, given)
+            return _best(probe, keepers, given)
         except Refuses:
             parallel = False
-            return _best(probe, known, given)
+            return _best(probe, keepers, given)
+
+
+def _keepers(source: Any, caps: Any, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The arguments that may keep reasoning in the prompt, each to be tried; none if the user has decided."""
+    if given.keys() & {KEEP, *KEEPERS}:
+        return []
+    known = caps.get("supports_preserve_reasoning") is True if isinstance(caps, dict) else False
+    text = source if isinstance(source, str) else ""
+    own = {name: value for name, value in KEEPERS.items() if re.search(rf"\b{name}\b", text)}
+    return [{KEEP: True}] if known else [own] if own else []
 
 
 def _best(
-    probe: Callable[[Mapping[str, Any]], Probe], caps: Mapping[str, Any], given: Mapping[str, Any]
+    probe: Callable[[Mapping[str, Any]], Probe],
+    keepers: Sequence[Mapping[str, Any]],
+    given: Mapping[str, Any],
 ) -> Finding:
     """The arguments and the form under which the fewest tokens are read again. Raises Refuses."""
     bare = found = probe({}).verdict(Form.FIELDS)
@@ -184,11 +220,11 @@ def _best(
         shown = probe({DATE: _OTHER_DAY})
         if _OTHER_DAY in shown.render(ASK) and shown.date_in(shown.render(ASK)) is None:
             kwargs[DATE] = found.today
-    hidden = found.reasoning in ("dropped", "never")
-    if hidden and caps.get("supports_preserve_reasoning") is True and KEEP not in given:
-        kept = probe({**kwargs, KEEP: True}).verdict(Form.FIELDS)
+    for keeper in keepers if found.reasoning in ("dropped", "never") else ():
+        kept = probe({**kwargs, **keeper}).verdict(Form.FIELDS)
         if kept.again < found.again:
-            kwargs[KEEP], found = True, kept
+            kwargs, found = {**kwargs, **keeper}, kept
+            break
     try:
         other = probe(kwargs).verdict(Form.VERBATIM)
     except Refuses:

@@ -17,7 +17,7 @@ from boxmaker_core.ports import Cancel
 from .counting import MOST_TOKENS
 from .encode import Sampling
 from .server import PROBE_SECONDS, Refused, Server
-from .verbatim import Message, Refuses
+from .wording import Message, Refuses
 
 _MISSING = (404, 405, 501)
 

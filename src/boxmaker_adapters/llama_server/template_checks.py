@@ -124,6 +124,10 @@ def _faults(verdict: Verdict, found: Finding) -> Iterator[tuple[str, str]]:
         yield "drops reasoning once a new user message follows", f"no argument keeps it: {_OTHER}"
     elif verdict.reasoning == "never":
         yield "never shows earlier reasoning", f"no argument keeps it: {_OTHER}"
+    if verdict.left_out == "answers":
+        yield "leaves out the model's answers", f"the model does not see what it has said: {_OTHER}"
+    elif verdict.left_out == "beside":
+        yield "leaves out what is said beside a call", ""
     if verdict.tools_move:
         yield "moves the tools", _OTHER
     if verdict.today is not None and DATE not in found.kwargs:
