@@ -77,6 +77,20 @@ def test_odd_spacing_costs_nothing_in_the_form_that_the_driver_settles_on(
     assert records.CacheLoss not in [type(record) for record in log]
 
 
+@pytest.mark.parametrize("gap", ["\n\n", " "])
+def test_white_space_between_calls_costs_nothing_either(
+    engine: LlamaProcess, tmp_path: Path, gap: str
+) -> None:
+    """The server's parser drops it, and the template has its own."""
+    between = f"</tool_call>{gap}<tool_call>"
+    system = ODD.replace("</tool_call>\n<tool_call>", between)
+    log = talk(engine, tmp_path, evolve(assemble(system, CORE), form=Form.VERBATIM))
+    said = next(record for record in log if isinstance(record, records.Assistant))
+    assert said.raw is not None
+    assert between in said.raw
+    assert [account.again for account in told(log)] == [0] * len(accounts(log))
+
+
 def test_neat_spacing_costs_nothing_in_either_form(engine: LlamaProcess, tmp_path: Path) -> None:
     for form in Form:
         log = talk(engine, tmp_path / form.value, evolve(assemble(SYSTEM, CORE), form=form))

@@ -130,6 +130,23 @@ def test_no_event_has_an_empty_text() -> None:
     assert Taken(say(""), think(""), STOP).events == []
 
 
+def test_where_each_call_ended_is_known() -> None:
+    def at(predicted: int, payload: Json) -> Json:
+        return {**payload, "timings": timings(0, 10, predicted)}
+
+    taken = Taken(
+        ROLE,
+        at(9, call(0, "a", "echo", "{")),
+        at(12, call(0, arguments="}")),
+        at(30, call(1, "b", "echo")),
+        at(33, call(1, arguments="{}")),
+        at(40, STOP),
+    )
+    assert taken.reply.ends == (12, 33)
+    assert Taken(ROLE, call(0, "a", "echo", "{}"), STOP).reply.ends == (None,)
+    assert Taken(ROLE, say("a"), STOP).reply.ends == ()
+
+
 def test_usage_and_timings_count_wherever_they_stand() -> None:
     numbers = {"timings": timings(1, 2, 3), "usage": {"total_tokens": 6}}
     for payloads in ([say("a"), STOP, numbers], [numbers, say("a"), STOP], [say("a"), {**STOP, **numbers}]):

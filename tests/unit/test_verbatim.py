@@ -220,3 +220,23 @@ def test_an_answer_is_measured_also_where_what_stands_before_it_changes() -> Non
     verdict = probe(restless, thinks=False).verdict(Form.VERBATIM)
     (last,) = (step for step in verdict.steps if step.kind == "text")
     assert last.again > len("An answer.")
+
+
+@pytest.mark.parametrize("gap", ["", "\n", "\n\n"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_white_space_between_calls_is_told_from_white_space_after_them_by_where_they_end(
+    gap: str, end: str
+) -> None:
+    """The number of all tokens is the same for a line feed here or there."""
+    first, second = (f'<call>\n{{"name": "{name}", "arguments": {ODD}' for name in ("echo", "clock"))
+    written = f"{first}}}\n</call>{gap}{second}}}\n</call>{end}"
+    spoken = Spoken(calls=(call(ODD), call(ODD, "clock")))
+    ends = (len(first), written.index(second) + len(second))
+    assert reconstruct(chatml(), len, spoken, "clock", len(written) + 1, ends=ends) == written
+
+
+@pytest.mark.parametrize("ends", [(), (None, None), (7, 9000), (None,)])
+def test_ends_that_fit_nothing_or_are_unknown_take_no_text_away(ends: tuple[int | None, ...]) -> None:
+    written = "".join(f'<call>\n{{"name": "echo", "arguments": {ODD}}}\n</call>' for _ in range(2))
+    spoken = Spoken(calls=(call(ODD), call(ODD)))
+    assert reconstruct(chatml(), len, spoken, "clock", len(written) + 1, ends=ends) == written

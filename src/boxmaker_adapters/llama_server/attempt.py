@@ -35,6 +35,14 @@ class _Idle(Exception):
     """Nothing came for as long as it may."""
 
 
+@frozen
+class Heard:
+    """A completion, and where its calls ended in the stream, see `calls.Calls.ends`."""
+
+    completion: Completion
+    ends: tuple[int | None, ...]
+
+
 @frozen(kw_only=True)
 class Attempt:
     """One request a call; may be shared by threads. Times are in seconds, see `client.LlamaServer`."""
@@ -45,7 +53,7 @@ class Attempt:
     idle_timeout: float
     poll_interval: float
 
-    def __call__(self, body: bytes, slot: int, on_event: OnEvent, cancel: Cancel) -> Completion:
+    def __call__(self, body: bytes, slot: int, on_event: OnEvent, cancel: Cancel) -> Heard:
         """Send `body` and read the answer.
 
         Raises Again if another attempt may fare better, SessionFull, ThinkingOverrun, InferenceError, and
@@ -87,7 +95,8 @@ class Attempt:
             raise InferenceError(
                 f"{self.server.url} sent what cannot be used: {error}: {NOT_A_SERVER}"
             ) from None
-        return reply.completion(self.sizes.context_or_last(cancel) if reply.cut else None)
+        context = self.sizes.context_or_last(cancel) if reply.cut else None
+        return Heard(reply.completion(context), reply.ends)
 
     def _check_answer(self, answer: Answer, cancel: Cancel) -> None:
         """That an event stream follows. Raises InferenceError, Again."""

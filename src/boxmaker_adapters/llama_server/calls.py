@@ -19,6 +19,7 @@ class _Call:
     id: str = ""
     name: str = ""
     arguments: Text = field(factory=Text)
+    end: int | None = None
 
 
 class Calls:
@@ -28,8 +29,9 @@ class Calls:
         self._calls: list[_Call] = []
         self._at: dict[int, _Call] = {}
 
-    def take(self, entry: Any) -> int:
-        """Take a piece of a call. Returns how many bytes of text it has; raises Garbled."""
+    def take(self, entry: Any, predicted: int | None = None) -> int:
+        """Take a piece of a call, `predicted` tokens into the answer. Returns how many bytes of text it has;
+        raises Garbled."""
         entry = of_kind(entry, dict, "delta.tool_calls[]")
         texts: list[str] = []
         function = entry.get("function")
@@ -49,6 +51,7 @@ class Calls:
             text = arguments if isinstance(arguments, str) else _as_text(arguments)
             texts.append(text)
             call.arguments.add(text)
+            call.end = predicted
         return sum(map(size, texts))
 
     def _call(self, index: object, call_id: str | None, name: str | None) -> _Call:
@@ -72,6 +75,11 @@ class Calls:
         if type(index) is int:
             self._at[index] = call
         return call
+
+    @property
+    def ends(self) -> tuple[int | None, ...]:
+        """How many tokens of the answer there were when the arguments of each were whole; None if unknown."""
+        return tuple(call.end for call in self._calls)
 
     def end(self) -> tuple[ToolCall, ...]:
         """All of them; no more comes."""

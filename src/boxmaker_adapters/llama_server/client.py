@@ -20,7 +20,7 @@ from boxmaker_core.messages import Completion, Ending, Usage, short
 from boxmaker_core.ports import Cancel, Check, Explaining, Inference, Request, SelfTesting, Settling
 
 from . import counting
-from .attempt import Attempt, OnEvent
+from .attempt import Attempt, Heard, OnEvent
 from .causes import judge
 from .checks import self_test
 from .encode import encoder
@@ -144,26 +144,28 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
         body = self._encode(request)
         self._sizes.check_slot(request.slot, cancel)
         with self._gate.hold(request.slot, on_event, cancel) as ticket:
-            completion = self._ask(body, request, on_event, cancel)
+            heard = self._ask(body, request, on_event, cancel)
+            completion = heard.completion
             over = not completion.tool_calls or completion.ending is Ending.CUT  # then none is run
             if self._saves is not None and over:
                 ticket.handed_over = self._saves.later(request, completion.usage, ticket.release)
-        return self._with_raw(request, completion, cancel)
+        return self._with_raw(request, heard, cancel)
 
-    def _ask(self, body: bytes, request: Request, on_event: OnEvent, cancel: Cancel) -> Completion:
+    def _ask(self, body: bytes, request: Request, on_event: OnEvent, cancel: Cancel) -> Heard:
         patience = Patience(load_timeout=self._load_timeout)
         while True:
             restored = self._enter(request, cancel)
             try:
-                completion = self._attempt(body, request.slot, on_event, cancel)
+                heard = self._attempt(body, request.slot, on_event, cancel)
             except Again as failed:
                 self._sizes.forget()
                 self._wait(patience, failed, on_event, cancel)
             else:
-                self._residents.leave(request, completion.usage, body)
+                usage = heard.completion.usage
+                self._residents.leave(request, usage, body)
                 if restored is not None and self._saves is not None:
-                    self._saves.judge(restored, completion.usage.cache_n)
-                return completion
+                    self._saves.judge(restored, usage.cache_n)
+                return heard
 
     def explain_loss(self, request: Request, loss: Loss, cancel: Cancel) -> Cause:
         """See `ports.Explaining`."""
@@ -178,12 +180,13 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
         if self._saves is not None:
             self._saves.close()
 
-    def _with_raw(self, request: Request, completion: Completion, cancel: Cancel) -> Completion:
+    def _with_raw(self, request: Request, heard: Heard, cancel: Cancel) -> Completion:
         """In a session of the verbatim form, with the model's own text if that can be told."""
+        completion = heard.completion
         if request.baseline.form is not Form.VERBATIM:
             return completion
         try:
-            return evolve(completion, raw=self._settler.raw(request, completion, cancel))
+            return evolve(completion, raw=self._settler.raw(request, completion, heard.ends, cancel))
         except (InferenceError, ShuttingDown):
             return completion  # which is whole without it
         except Exception as error:

@@ -125,7 +125,7 @@ class Reply:
         if calls:
             self._leave_reasoning()
             for call in of_kind(calls, list, "delta.tool_calls"):
-                self._grow(self._calls.take(call))
+                self._grow(self._calls.take(call, whole(self._timings.get("predicted_n"))))
 
     def _take_reasoning(self, text: str) -> None:
         if self._reasoning is None:
@@ -185,6 +185,11 @@ class Reply:
         if usage.prompt is None or usage.predicted_n is None:
             return None
         return usage.prompt + usage.predicted_n
+
+    @property
+    def ends(self) -> tuple[int | None, ...]:
+        """Where each tool call ended, see `Calls.ends`."""
+        return self._calls.ends
 
     @property
     def begun(self) -> bool:

@@ -112,9 +112,11 @@ class Settler:
             self._found[key] = found
         return found
 
-    def raw(self, request: Request, completion: Completion, cancel: Cancel) -> str | None:
+    def raw(
+        self, request: Request, completion: Completion, ends: Sequence[int | None], cancel: Cancel
+    ) -> str | None:
         """The model's own text of the completion of `request`, see `records.Assistant`; None if it cannot be
-        told for sure, or if the fields say just the same.
+        told for sure, or if the fields say just the same. `ends` is where its calls ended, see `calls.Calls`.
 
         Raises InferenceError, and ShuttingDown once `cancel` is set.
         """
@@ -149,6 +151,7 @@ class Settler:
                 spoken,
                 tool,
                 predicted,
+                ends=ends,
                 after_result=isinstance(asked, records.ToolResult),
             )
         except (Refuses, CannotRender):

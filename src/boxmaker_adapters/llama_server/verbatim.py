@@ -6,7 +6,8 @@ Whether that is the model's text is judged by its number of tokens, which the se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 from attrs import evolve
 
@@ -37,13 +38,16 @@ def texts(found: Wording, spoken: Spoken) -> Iterator[str]:
 
 
 def _said(found: Wording, spoken: Spoken) -> Iterator[str]:
-    """The answer in the template's words. Many leave out what was said beside calls: it stood before them."""
-    text = found.filled(spoken)
-    if not spoken.content or TEXT in found.body or found.thinks:
-        yield text
-        return
-    opening = found.opening if text.startswith(found.opening) else ""
-    yield from (opening + spoken.content + gap + text.removeprefix(opening) for gap in _GAPS)
+    """The answer in the template's words, its calls as far apart as there and otherwise. Many templates leave
+    out what was said beside calls: it stood before them."""
+    bodies = [found.body, *(found.spread(gap) for gap in _GAPS)] if len(spoken.calls) > 1 else [found.body]
+    for body in dict.fromkeys(bodies):
+        text = evolve(found, body=body).filled(spoken)
+        if not spoken.content or TEXT in found.body or found.thinks:
+            yield text
+            continue
+        opening = found.opening if text.startswith(found.opening) else ""
+        yield from (opening + spoken.content + gap + text.removeprefix(opening) for gap in _GAPS)
 
 
 def reconstruct(
@@ -53,17 +57,38 @@ def reconstruct(
     tool: str,
     predicted: int,
     *,
+    ends: Sequence[int | None] = (),
     after_result: bool = False,
 ) -> str | None:
     """The model's text as it has to stand in the prompt, or None if it cannot be told for sure.
 
-    `after_result`: it answers the result of a tool, not a user. `predicted` is the number of tokens that the
-    model wrote, its end mark among them; `count` counts those of a text. Raises what the two functions raise.
+    `predicted` is the number of tokens that the model wrote, its end mark among them, and `ends` where among
+    them each of its calls ended, None where nobody told; `count` counts those of a text. `after_result`: it
+    answers the result of a tool, not a user. Raises what the two functions raise.
     """
     found = best_wording(render, spoken, tool, ASK_AFTER_RESULT if after_result else ASK)
     if found is None or not found.whole:
         return None
+    best, least = None, inf
     for text in texts(found, spoken):
-        if text.startswith(found.opening) and count(text[len(found.opening) :]) == predicted - 1:
-            return text
-    return None
+        written = text.removeprefix(found.opening)
+        if not text.startswith(found.opening) or count(written) != predicted - 1:
+            continue
+        off = _off(count, written, spoken, ends)
+        if off < least:
+            best, least = text, off
+        if off == 0:
+            break
+    return best
+
+
+def _off(count: Callable[[str], int], written: str, spoken: Spoken, ends: Sequence[int | None]) -> int:
+    """By how many tokens the calls end elsewhere than they did. White space in another place does not show in
+    the number of all tokens."""
+    at, off = 0, 0
+    for call, end in zip(spoken.calls, ends, strict=False):
+        found = written.find(call.arguments, at)
+        if found >= 0 and end is not None:
+            at = found + len(call.arguments)
+            off += abs(count(written[:at]) - end)
+    return off

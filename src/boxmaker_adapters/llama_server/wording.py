@@ -24,6 +24,8 @@ TEXT = "BoxmakerText"
 ARGUMENT = "BoxmakerArgument"
 RESULT = "BoxmakerResult"
 _ARGUMENTS = rf"\{{\s*[\"']{ARGUMENT}(\d{{1,9}})[\"']\s*:\s*0\s*\}}"
+_BETWEEN = re.compile(rf"({_ARGUMENTS}[^<]*<[^<>]+>)\s*(?=<)")
+"""From the arguments of a call to the tag that opens another."""
 _MARKS = re.compile(f"({THOUGHT})|({TEXT})|{_ARGUMENTS}")
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _TAGS = re.compile(rf"(?:\s*(?:{_TAG.pattern}))+")
@@ -78,6 +80,10 @@ class Wording:
             return spoken.calls[at].arguments if at < len(spoken.calls) else mark[0]
 
         return _MARKS.sub(text, self.body)
+
+    def spread(self, gap: str) -> str:
+        """The body with `gap` between its calls."""
+        return _BETWEEN.sub(lambda between: between[1] + gap, self.body)
 
     @property
     def thinks(self) -> bool:
