@@ -114,8 +114,11 @@ def test_reasoning_is_asked_to_be_kept_only_where_the_server_says_so_and_it_help
             (lambda _: chatml(), True, {}),
         )
     ):
+        server.requests.clear()
         speaks(server, by, text=f"{number}<think>", supports_preserve_reasoning=able)
         assert driver.settle(BASELINE).chat_template_kwargs == sent
+        tried = ["preserve_reasoning" in got.raw.decode() for got in server.requests if got.path == RENDER]
+        assert any(tried) == (able and number < 3)
 
 
 @pytest.mark.parametrize(

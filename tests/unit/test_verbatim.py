@@ -11,7 +11,7 @@ from fakes.chatml import chatml, letters
 
 from boxmaker_adapters.llama_server.probe import Probe
 from boxmaker_adapters.llama_server.verbatim import reconstruct
-from boxmaker_adapters.llama_server.wording import Message, Render, Spoken
+from boxmaker_adapters.llama_server.wording import ASK, Message, Render, Spoken, best_wording
 from boxmaker_core.baseline import Form
 from boxmaker_core.messages import ToolCall
 from boxmaker_core.tools import CORE
@@ -142,6 +142,11 @@ def test_calls_that_a_template_numbers_are_taken_for_what_the_model_wrote_there(
             text += f"<|{message['role']}|>{body}<|end|>"
         return text + "<|assistant|>"
 
+    spoken = Spoken(calls=(call("{}", "clock"), call("{}", "clock")))
+    found = best_wording(numbered, spoken, "clock", ASK)
+    marks = [f'{{"BoxmakerArgument{at}": 0}}' for at in range(2)]
+    assert found is not None
+    assert found.body == f"<call>clock:0{marks[0]}</call><call>clock:1{marks[1]}</call>"
     verdict = probe(numbered, thinks=False).verdict(Form.FIELDS)
     assert verdict.neat == 0
     assert [step.kind for step in verdict.steps if step.again] == ["calls", "calls"]
@@ -178,6 +183,25 @@ def test_results_in_the_message_of_their_call_are_not_taken_for_the_models_text(
     assert probe(joined, thinks=False).verdict(Form.FIELDS).neat == 0
 
 
+def test_an_answer_behind_the_results_of_a_call_is_not_taken_for_text_with_a_call_in_it() -> None:
+    def late(messages: Sequence[Message]) -> str:
+        """As Gemma 4's: what was said beside calls stands behind their results."""
+        text, waiting = "<s>", ""
+        for message in messages:
+            if message["role"] == "tool":
+                text += f"<result>{message['content']}</result>" if waiting else ""
+                continue
+            text, waiting = text + waiting, ""
+            calls = "".join("<call>clock</call>" for _ in message.get("tool_calls", ()))
+            said = f"{message['content']}<|end|>"
+            text += f"<|{message['role']}|>{calls or said}"
+            waiting = said if calls else ""
+        return text + waiting + "<|assistant|>"
+
+    assert best_wording(late, Spoken(content="So."), "clock", ASK) is None
+    assert probe(late, thinks=False).verdict(Form.VERBATIM).left_out == "nothing"
+
+
 def muted(messages: Sequence[Message]) -> str:
     """As Llama 3's and Hermes': beside a call nothing is said."""
     return chatml()([{**m, "content": ""} if m.get("tool_calls") else m for m in messages])
@@ -189,6 +213,28 @@ def test_what_was_said_beside_a_call_goes_back_verbatim_where_the_template_leave
     spoken = Spoken(content="Well.", calls=(call(ODD),))
     assert reconstruct(muted, len, spoken, "clock", len(written) + 1) == written
     assert reconstruct(muted, len, spoken, "clock", len(written) + 9) is None
+
+
+def test_what_was_said_beside_a_call_stands_behind_what_opens_an_answer() -> None:
+    def opened(messages: Sequence[Message]) -> str:
+        return muted(messages).replace("<|assistant|>\n", "<|assistant|>\n<say>")
+
+    written = f'Well.\n<call>\n{{"name": "echo", "arguments": {ODD}}}\n</call>'
+    spoken = Spoken(content="Well.", calls=(call(ODD),))
+    assert reconstruct(opened, len, spoken, "clock", len(written) + 1) == written
+
+
+def test_what_was_said_between_a_thought_and_a_call_is_not_guessed() -> None:
+    """Where the template writes the thought and leaves out the text, its place is not known."""
+    asked: list[str] = []
+
+    def count(text: str) -> int:
+        asked.append(text)
+        return len(text)
+
+    spoken = Spoken(reasoning="hm", content="Well.", calls=(call(ODD),))
+    assert reconstruct(muted, count, spoken, "clock", 9000) is None
+    assert not [text for text in asked if "Well." in text]
 
 
 def test_what_a_template_leaves_out_is_told() -> None:

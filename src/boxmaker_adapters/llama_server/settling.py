@@ -142,8 +142,6 @@ class Settler:
             calls=completion.tool_calls,
         )
         tool = baseline.tools[0].name if baseline.tools else "none"
-        kinds = (records.User, records.ToolResult)
-        asked = next((each for each in reversed(request.records) if isinstance(each, kinds)), None)
         try:
             return reconstruct(
                 render,
@@ -152,7 +150,7 @@ class Settler:
                 tool,
                 predicted,
                 ends=ends,
-                after_result=isinstance(asked, records.ToolResult),
+                after_result=isinstance(request.records[-1], records.ToolResult),
             )
         except (Refuses, CannotRender):
             return None

@@ -120,10 +120,7 @@ def best_wording(render: Render, spoken: Spoken, tool: str, before: Sequence[Mes
     """How the template writes an answer after `before`, or at all, where it writes what stands before in
     another way once it is answered. Raises Refuses."""
     found = wording(render, spoken, tool, before)
-    if before == ASK or (found is not None and found.whole):
-        return found
-    other = wording(render, spoken, tool, ASK)
-    return other if found is None or (other is not None and other.whole) else found
+    return wording(render, spoken, tool, ASK) if found is None and before != ASK else found
 
 
 def wording(render: Render, spoken: Spoken, tool: str, before: Sequence[Message]) -> Wording | None:
@@ -187,7 +184,7 @@ def _framed(prompt: str, shown: str, frame: str, lead: str) -> Wording | None:
 
 def _guessed(prompt: str, shown: str, frame: str) -> Wording | None:
     """For templates whose header tells what follows: from the end of the prompt to where all ends alike, or
-    to a tag that would end a plain answer, if the results tell of their calls."""
+    to a tag that ends a plain answer, if that comes first, as where results tell of their calls."""
     if not shown.startswith(prompt):
         return None
     marks = [mark.end() for mark in _MARKS.finditer(shown)]
@@ -198,6 +195,5 @@ def _guessed(prompt: str, shown: str, frame: str) -> Wording | None:
     ends = [len(shown) - same if frame else least]
     tags = _TAGS.match(frame.partition(TEXT)[2])
     ends += [shown.find(tag, least) for tag in _TAG.findall(tags[0])] if tags else []
-    bodies = (shown[len(prompt) : end] for end in ends if end >= 0)
-    body = next((body for body in bodies if RESULT not in body), None)
-    return None if body is None else Wording(opening="", body=body, whole=False)
+    body = shown[len(prompt) : min(end for end in ends if end >= 0)]
+    return None if RESULT in body else Wording(opening="", body=body, whole=False)
