@@ -217,11 +217,12 @@ def test_what_was_said_beside_a_call_goes_back_verbatim_where_the_template_leave
 
 def test_what_was_said_beside_a_call_stands_behind_what_opens_an_answer() -> None:
     def opened(messages: Sequence[Message]) -> str:
-        return muted(messages).replace("<|assistant|>\n", "<|assistant|>\n<say>")
+        """The prompt opens each answer, but of those before only the ones with calls are shown so."""
+        return muted(messages).replace("<|assistant|>\n<call>", "<|assistant|>\n<say><call>") + "<say>"
 
     written = f'Well.\n<call>\n{{"name": "echo", "arguments": {ODD}}}\n</call>'
     spoken = Spoken(content="Well.", calls=(call(ODD),))
-    assert reconstruct(opened, len, spoken, "clock", len(written) + 1) == written
+    assert reconstruct(opened, len, spoken, "clock", len(written) + 1) == "<say>" + written
 
 
 def test_what_was_said_between_a_thought_and_a_call_is_not_guessed() -> None:
