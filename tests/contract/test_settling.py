@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -68,6 +69,24 @@ def keeps(kwargs: dict[str, Any]) -> Render:
 
 def dated(kwargs: dict[str, Any]) -> Render:
     return chatml(shown=kwargs.get("date_string", f"{date.today():%d %b %Y}"))
+
+
+def hinting(words: str) -> Render:
+    """What the prompt ends with is gone once it is answered, as from Command R+'s."""
+    return lambda messages: f"{chatml()(messages)}{words}\n"
+
+
+def forgetful(messages: Any) -> str:
+    return chatml()([{**each, "content": ""} if each["role"] == "assistant" else each for each in messages])
+
+
+def muted(messages: Any) -> str:
+    """Nothing is said beside a call, and each result needs one."""
+    for before, each in itertools.pairwise(messages):
+        if each["role"] == "tool" != before["role"] and not before.get("tool_calls"):
+            raise Refuses("a result without a call")
+    said = [{**each, "content": ""} if each.get("tool_calls") else each for each in messages]
+    return chatml()(said).replace(".0", "")
 
 
 def canonical(_: dict[str, Any]) -> Render:
@@ -224,6 +243,10 @@ def test_a_server_that_is_away_settles_nothing(server: FakeLlama, driver: LlamaS
         (lambda _: chatml(shown=f"{date.today():%Y-%m-%d}"), "warn", "prints the date"),
         (dated, "ok", '{"date_string": '),
         (lambda _: chatml(strict=True), "ok", "takes two user messages in a row only with an answer between"),
+        (lambda _: hinting("Now."), "ok", "writes the last message in another way"),
+        (lambda _: hinting("Now write an answer, or a call."), "warn", "the last message in another way"),
+        (lambda _: forgetful, "warn", "leaves out the model's answers"),
+        (lambda _: muted, "ok", "leaves out what is said beside a call"),
     ],
 )  # fmt: skip
 def test_the_self_test_says_in_words_and_numbers_what_a_template_does(

@@ -12,6 +12,7 @@ from typing import Any
 
 from boxmaker_core import records
 from boxmaker_core.baseline import Baseline, Form
+from boxmaker_core.cache import TOLERANCE
 from boxmaker_core.errors import InferenceError
 from boxmaker_core.messages import SessionId, ToolCall, short
 from boxmaker_core.ports import Check, Request
@@ -141,7 +142,8 @@ def _faults(verdict: Verdict, found: Finding) -> Iterator[tuple[str, str]]:
     if trimmed:
         yield f"trims texts ({trimmed} tokens)", ""
     if verdict.neat and verdict.reasoning in ("kept", "none") and not verdict.tools_move:
-        yield f"writes the last message in another way ({verdict.neat} tokens)", ""
+        much = max(step.neat for step in verdict.steps) > TOLERANCE
+        yield f"writes the last message in another way ({verdict.neat} tokens)", _OTHER if much else ""
     if verdict.two_users == "refused":
         yield "refuses two user messages even with an answer between them", _OTHER
     elif verdict.two_users == "bridged":
