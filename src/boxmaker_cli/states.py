@@ -1,6 +1,6 @@
 """The folder for saved slots, as a configuration has it: there, or made; not what is in it.
 
-Whether the server has the same folder only the self-test can say (docs/prompt-cache.md, "Saving slots").
+Whether the server has the same folder only its first save shows (docs/prompt-cache.md, "Saving slots").
 """
 
 from __future__ import annotations

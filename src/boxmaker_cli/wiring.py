@@ -114,13 +114,14 @@ def _saves_nothing(config: Config) -> None:
 
 
 def _llama_server(
-    config: Config, url: str, api_key: str | None, folder: Path | None, closers: ExitStack
+    config: Config, url: str, api_key: str | None, folder: Path | None, closers: ExitStack, build: str = ""
 ) -> Inference:
+    """`build` is that of a server which does not tell it itself."""
     from boxmaker_adapters.llama_server.client import LlamaServer
     from boxmaker_adapters.llama_server.saves import Saving
 
     section, slots = config.inference, config.slots
-    saving = Saving(folder=folder, budget=slots.save_budget, owner=str(config.home))
+    saving = Saving(folder=folder, budget=slots.save_budget, owner=f"{config.home}{build}")
     try:
         made = LlamaServer(
             url,
@@ -160,7 +161,7 @@ def _embedded(config: Config, closers: ExitStack, needed: list[int]) -> Inferenc
     closers.callback(engine.close)
     needed.append(engine.watch())
     closers.callback(os.close, needed[-1])
-    return _llama_server(config, engine.url, engine.api_key, folder, closers)
+    return _llama_server(config, engine.url, engine.api_key, folder, closers, f" {engine.build}")
 
 
 def _scripted(config: Config) -> Inference:

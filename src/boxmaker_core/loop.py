@@ -113,11 +113,11 @@ class Loop:
         if resume:
             return self.store.open(name)
         baseline = self.baseline()
-        slot = self._book.choose(name, self.slots)
-        start = records.SessionStart(
-            time=self.clock(), session=name, epoch=0, slot=slot, baseline=baseline.sha256
-        )
-        return self.store.create(name, baseline, start)
+        with self._book.chosen(name, self.slots) as slot:
+            start = records.SessionStart(
+                time=self.clock(), session=name, epoch=0, slot=slot, baseline=baseline.sha256
+            )
+            return self.store.create(name, baseline, start)
 
 
 def _replay(log: SessionLog) -> Session:

@@ -25,15 +25,23 @@ class SlotBook:
         self._running: Counter[int] = Counter()
         self._guard = threading.Lock()
 
-    def choose(self, session: SessionId, slots: Sequence[int]) -> int:
+    @contextmanager
+    def chosen(self, session: SessionId, slots: Sequence[int]) -> Iterator[int]:
         """The least loaded of `slots` for a new session: with the fewest turns that run, then the fewest
-        sessions, then the first. It counts as the session's from now on."""
+        sessions, then the first. It counts as the session's from now on, unless making that raises."""
         with self._guard:
             homes = Counter(self._homes.values())
             slot = min(slots, key=lambda slot: (self._running[slot], homes[slot]))
-            if session not in self._homes:  # one that is known will turn out to exist
+            known = session in self._homes  # then it will turn out to exist
+            if not known:
                 self._settle(session, slot)
-            return slot
+        try:
+            yield slot
+        except BaseException:
+            with self._guard:
+                if not known:
+                    self._homes.pop(session, None)
+            raise
 
     @contextmanager
     def turn(self, session: SessionId, slot: int) -> Iterator[None]:

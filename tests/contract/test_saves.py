@@ -16,7 +16,8 @@ from fakes import logs
 from fakes.asking import Hurry, request
 from fakes.fake_llama import PATIENCE, Answer, FakeLlama, Reply, answer, error, hang_up, json_reply
 
-from boxmaker_adapters.llama_server import saves
+from boxmaker_adapters.llama_server import saves, shelves
+from boxmaker_adapters.llama_server import slots as slots_module
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.llama_server.saves import Saving
 from boxmaker_adapters.llama_server.states import states
@@ -187,7 +188,7 @@ def test_another_session_of_ours_makes_room_only_if_it_is_there_as_it_was_saved(
         (error(501, "This server does not support slots action.", "not_supported_error"), "--slot-save-path"),
         (error(400, "Unable to restore slot", "invalid_request_error"), "could not be restored"),
         (hang_up(), "could not be restored"),
-        (json_reply([]), ""),
+        (json_reply([]), "does not tell how much it restored"),
     ],
 )
 def test_a_restore_that_fails_is_a_plain_prefill_and_told_once(
@@ -204,8 +205,8 @@ def test_a_restore_that_fails_is_a_plain_prefill_and_told_once(
         ask(second, later())
         ask(second, later())
         second.close()
-    assert len(caplog.messages) == (1 if words else 0)
-    assert all(words in message for message in caplog.messages)
+    assert len(caplog.messages) == 1
+    assert words in caplog.messages[0]
 
 
 def test_a_save_that_fails_is_told_and_harms_nobody(
@@ -269,7 +270,9 @@ def test_a_restore_that_did_not_help_is_told(
     server.script(answer("two", cache_n=3, prompt_n=900))
     with caplog.at_level(logging.WARNING):
         ask(driver_of(server, slots.folder), later())
-    assert caplog.messages == ["a restored state of 900 tokens did not help: 3 were reused"]
+    assert caplog.messages == [
+        "session s1: a restored state of 900 tokens did not help in slot 0: 3 were reused"
+    ]
 
 
 def test_without_a_folder_only_what_this_process_saved_is_restored(server: FakeLlama, slots: Slots) -> None:
@@ -351,7 +354,7 @@ def test_what_is_not_the_sessions_own_never_takes_the_place_of_its_state(
         ask(driver, later())
         ask(driver, later("s2"))  # which waits for the save
     assert len(caplog.messages) == 1
-    assert "when it was saved, where its session had left 10: not kept" in caplog.messages[0]
+    assert "tokens when its session had left 10" in caplog.messages[0]
     slots.slot = {"id": 0, "is_processing": False}
     server.script(answer("b"))
     ask(driver, later())
@@ -371,7 +374,7 @@ def test_an_answer_to_a_save_that_tells_nothing_is_said_to_be_one(
         ask(driver, later())
         driver.close()
     assert len(caplog.messages) == 1
-    assert "slot 0 held an unknown number of tokens" in caplog.messages[0]
+    assert "it held an unknown number of tokens" in caplog.messages[0]
 
 
 def test_a_completion_that_was_not_counted_is_not_saved(server: FakeLlama, slots: Slots) -> None:
@@ -456,6 +459,276 @@ def test_what_goes_for_the_budgets_sake_is_logged(
         driver.close()
     assert [message.split(".")[0] for message in caplog.messages] == ["s1"]
     assert caplog.messages[0].endswith("was removed to keep within save_budget")
+
+
+@pytest.mark.parametrize("reply", [error(500, "Unable to save slot: no space left"), hang_up()])
+def test_what_came_of_a_save_that_failed_is_removed(server: FakeLlama, slots: Slots, reply: Answer) -> None:
+    """A server whose disk is full leaves what it could write."""
+
+    def fails(body: Any) -> Answer:
+        slots.save(body)
+        return reply
+
+    driver = driver_of(server, slots.folder)
+    server.answers[SAVE] = fails
+    server.script(answer("one"))
+    ask(driver, later())
+    driver.close()
+    assert server.count(SAVE) == 1
+    assert list(slots.folder.iterdir()) == []
+
+
+def test_in_a_folder_that_is_not_the_servers_one_state_is_left_and_no_more(
+    server: FakeLlama, slots: Slots, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    driver = driver_of(server, other)
+    server.script(*(answer("a") for _ in range(4)))
+    with caplog.at_level(logging.WARNING):
+        for name in ("s1", "s1", "s2", "s1"):
+            ask(driver, later(name))
+        driver.close()
+    assert server.count(SAVE) == len(states(slots.folder)) == 1
+    assert len(caplog.messages) == 1
+    assert f"is {other} the folder of --slot-save-path" in caplog.messages[0]
+
+
+@pytest.mark.usefixtures("slots")
+def test_a_folder_that_cannot_be_read_costs_no_turn_and_is_told_once(
+    server: FakeLlama, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = driver_of(server, tmp_path / "gone")
+    server.script(*(answer("a") for _ in range(2)))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            ask(driver, later())
+        driver.close()
+    assert server.count(SAVE) == server.count(RESTORE) == 0
+    assert [message.split(str(tmp_path))[0] for message in caplog.messages] == [
+        "no state can be taken from ",
+        "the states in ",
+    ]
+
+
+def test_different_faults_are_told_each(
+    server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = driver_of(server, slots.folder)
+    ends: list[tuple[int, int]] = [(HELD, 100), (0, 100), (HELD, 7)]
+
+    def save(body: Any) -> Reply:
+        slots.save(body)
+        saved, written = ends[server.count(SAVE) - 1]
+        return json_reply({"n_saved": saved, "n_written": written})
+
+    server.answers[SAVE] = save
+    server.answers[RESTORE] = error(400, "Unable to restore slot", "invalid_request_error")
+    server.script(*(answer("a") for _ in range(4)))
+    with caplog.at_level(logging.WARNING):
+        for _ in ends:
+            ask(driver, later())
+            driver._saves._running[0].join(PATIENCE)  # type: ignore[union-attr]
+        server.answers[SAVE] = error(400, "Unable to save slot", "invalid_request_error")
+        ask(driver, later())
+        driver.close()
+    shown = ["could not be restored", "held 0 tokens", "wrote 7", "could not be saved"]
+    assert len(caplog.messages) == len(shown)
+    assert all(words in message for words, message in zip(shown, caplog.messages, strict=True))
+
+
+@pytest.mark.parametrize("reply", [hang_up(), error(400, "Unable to restore slot", "invalid_request_error")])
+def test_a_state_that_the_server_cannot_take_is_tried_once(
+    server: FakeLlama, slots: Slots, reply: Answer
+) -> None:
+    """It may be what brings the server down."""
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one"))
+    ask(driver, later())
+    driver.close()
+    driver = driver_of(server, slots.folder)
+    server.answers[RESTORE] = reply
+    server.script(hang_up(), hang_up(), answer("two", counted=False), answer("three", counted=False))
+    ask(driver, later())
+    ask(driver, later())
+    assert server.count(RESTORE) == 1
+
+
+def two_on_one_slot(driver: LlamaServer, server: FakeLlama, slots: Slots) -> None:
+    """Two sessions have been saved, and the second is in the slot as it was saved."""
+    for name in ("s1", "s2"):
+        slots.slot = {"id": 0, "is_processing": False, "id_task": 1, "n_prompt_tokens": 5}
+        server.script(answer("a"))
+        ask(driver, later(name))
+    server.wait_requests(SAVE, 2)
+    slots.slot = {"id": 0, "is_processing": False, "id_task": 1, "n_prompt_tokens": HELD}
+
+
+@pytest.mark.parametrize(
+    ("change", "restored"),
+    [
+        ({}, ["s1"]),
+        ({"is_processing": True}, []),
+        ({"n_prompt_tokens": HELD - 1}, []),
+        ({"n_prompt_tokens": None}, []),
+    ],
+)
+def test_a_slot_that_is_not_as_it_was_saved_is_left_alone(
+    server: FakeLlama, slots: Slots, change: dict[str, Any], restored: list[str]
+) -> None:
+    driver = driver_of(server, slots.folder)
+    two_on_one_slot(driver, server, slots)
+    slots.slot |= change
+    server.script(answer("b"))
+    ask(driver, later("s1"))
+    assert [name.split(".")[0] for name in slots.restored] == restored
+
+
+def test_a_sessions_own_slot_is_left_alone(server: FakeLlama, slots: Slots) -> None:
+    driver = driver_of(server, slots.folder)
+    two_on_one_slot(driver, server, slots)
+    server.script(answer("b"))
+    ask(driver, later("s2"))
+    assert slots.restored == []
+
+
+def test_a_session_that_was_not_saved_is_not_pushed_out(server: FakeLlama, slots: Slots) -> None:
+    """What the slot holds is not what was saved, though it has as many tokens."""
+    driver = driver_of(server, slots.folder)
+    two_on_one_slot(driver, server, slots)
+    server.script(answer("", calls=[("i", "clock", "{}")]), answer("b"))
+    ask(driver, later("s3"))  # in the middle of its turn
+    ask(driver, later("s1"))
+    assert slots.restored == []
+
+
+def test_a_restore_that_fails_gives_a_warm_slot_back(server: FakeLlama, slots: Slots) -> None:
+    """The server empties a slot over it; whoever was there has not lost anything."""
+    driver = driver_of(server, slots.folder)
+    two_on_one_slot(driver, server, slots)
+
+    def restore(body: Any) -> Reply:
+        if body["filename"].startswith("s1"):
+            slots.slot["n_prompt_tokens"] = 0
+            return error(400, "Unable to restore slot", "invalid_request_error")
+        slots.slot["n_prompt_tokens"] = HELD
+        return slots.restore(body)
+
+    server.answers[RESTORE] = restore
+    server.script(answer("", calls=[("i", "clock", "{}")]), answer("b"))
+    ask(driver, later("s1"))
+    assert [name.split(".")[0] for name in slots.restored] == ["s2"]
+    assert slots.slot["n_prompt_tokens"] == HELD
+    assert [state.key.split(".")[0] for state in states(slots.folder)] == ["s2"]
+
+
+def test_a_restore_makes_what_was_saved_of_the_slot_void(server: FakeLlama, slots: Slots) -> None:
+    driver = driver_of(server, slots.folder)
+    two_on_one_slot(driver, server, slots)
+    server.script(answer("", calls=[("i", "clock", "{}")]), answer("b", calls=[("i", "clock", "{}")]))
+    ask(driver, later("s1"))
+    ask(driver, later("s3"))
+    assert [name.split(".")[0] for name in slots.restored] == ["s1"]
+
+
+def test_a_server_that_is_busy_is_waited_for_before_a_restore(
+    server: FakeLlama, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers between two batches only, and would take the request no sooner."""
+    monkeypatch.setattr(slots_module, "SEE_SECONDS", 0.01)
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one"))
+    ask(driver, later())
+    driver.close()
+    go = threading.Event()
+
+    def busy(_: Any) -> Reply:
+        assert go.wait(PATIENCE)
+        return json_reply([slots.slot])
+
+    def healthy(_: Any) -> Reply:
+        if server.count("/health") == 3:
+            go.set()
+        return json_reply({"status": "ok"})
+
+    server.answers["/slots"], server.answers["/health"] = busy, healthy
+    server.script(answer("two"))
+    ask(driver_of(server, slots.folder), later())
+    assert len(slots.restored) == 1
+
+
+def test_a_server_that_hangs_is_not_waited_for(
+    server: FakeLlama, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots_module, "SEE_SECONDS", 0.01)
+    go = threading.Event()
+
+    def hangs(_: Any) -> Reply:
+        go.wait(PATIENCE)
+        return hang_up()
+
+    server.answers["/slots"] = server.answers["/health"] = hangs
+    server.script(answer("two"))
+    made = LlamaServer(server.url, connect_timeout=0.01, saving=Saving(folder=slots.folder, budget=1000))
+    made.complete(later(), lambda _: None, threading.Event())
+    go.set()
+    assert (server.count("/slots"), server.count("/health")) == (1, 1)
+
+
+@pytest.mark.parametrize("path", [SAVE, RESTORE])
+def test_what_nobody_thought_of_costs_no_turn(
+    server: FakeLlama,
+    slots: Slots,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(shelves.Seen, "find" if path == RESTORE else "begin", breaks)
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one"), answer("two"))
+    with caplog.at_level(logging.WARNING):
+        ask(driver, later())
+        ask(driver, later())
+        driver.close()
+    assert len(caplog.messages) == 1
+    assert "ZeroDivisionError: oh" in caplog.messages[0]
+
+
+def test_after_the_end_nothing_is_saved(server: FakeLlama, slots: Slots) -> None:
+    driver = driver_of(server, slots.folder)
+    driver.close()
+    server.script(answer("one"))
+    ask(driver, later())
+    assert server.count(SAVE) == 0
+
+
+@pytest.mark.parametrize(
+    ("reused", "restored", "told"),
+    [(4, 10, True), (5, 10, False), (10, 10, False), (0, 0, True), (7, 0, True), (None, 10, False)],
+)
+def test_a_restore_helped_if_half_of_it_was_reused(
+    server: FakeLlama,
+    slots: Slots,
+    caplog: pytest.LogCaptureFixture,
+    reused: int | None,
+    restored: int,
+    told: bool,
+) -> None:
+    saver = saves.Saves(LlamaServer(server.url)._server, Saving(folder=slots.folder, budget=1))
+    with caplog.at_level(logging.WARNING):
+        saver.judge(later(), restored, reused)
+    assert len(caplog.messages) == told
+
+
+def test_adapters_a_request_are_not_saved_with(slots: Slots) -> None:
+    """No state is told from another by them."""
+    saving = Saving(folder=slots.folder, budget=1)
+    with pytest.raises(ValueError, match=r"--lora"):
+        LlamaServer("http://127.0.0.1:1", sampling={"lora": [{"id": 0, "scale": 0.5}]}, saving=saving)
+    LlamaServer("http://127.0.0.1:1", sampling={"lora": [{"id": 0, "scale": 0.5}]})
 
 
 @pytest.mark.parametrize("adapter", [False, True])

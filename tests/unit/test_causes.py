@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from boxmaker_adapters.llama_server.causes import judge
 from boxmaker_adapters.llama_server.facts import Evidence, Printed, Prompts
-from boxmaker_adapters.llama_server.residents import Before, Residents, Stay, mark
+from boxmaker_adapters.llama_server.residents import Before, Residents, Restore, Stay, mark
 from boxmaker_adapters.llama_server.slots import SlotSeen
 from boxmaker_core.cache import CAUSES, DETAIL, Loss
 from boxmaker_core.messages import SessionId, Usage
@@ -47,7 +47,8 @@ def evidence(
     restored: int | None = None,
     left: int | None = 500,
 ) -> Evidence:
-    before = Before(seen=seen, last=last, own=own, restored=restored)
+    restore = None if restored is None else Restore(tokens=restored)
+    before = Before(seen=seen, last=last, own=own, restore=restore)
     return Evidence(
         session=S1, slot=0, loss=Loss(expected=480, got=got), left=left, before=before, prompts=prompts
     )
@@ -206,6 +207,25 @@ def test_a_restore_that_did_not_help_is_part_of_the_story() -> None:
     assert "a saved state of 450 tokens was restored and did not help" in found.detail
 
 
+@pytest.mark.parametrize(
+    ("restore", "said", "not_said"),
+    [
+        (None, "[slots] save = true brings", "saved state"),
+        (Restore(), "there was no saved state", "save = true"),
+        (Restore(failed=True), "no saved state could be restored", "save = true"),
+        (Restore(tokens=450), "a saved state of 450 tokens", "save = true"),
+    ],
+)
+def test_after_a_restart_it_is_said_what_became_of_the_saved_state(
+    restore: Restore | None, said: str, not_said: str
+) -> None:
+    found = evidence(seen=COLD, got=0)
+    assert found.before is not None
+    detail = judge(evolve(found, before=evolve(found.before, restore=restore))).detail
+    assert said in detail
+    assert not_said not in detail
+
+
 def test_a_detail_has_its_bound() -> None:
     long = Prompts(shared=100, token="x" * 900, place="in " * 300)
     assert len(judge(evidence(prompts=long)).detail) == DETAIL
@@ -266,11 +286,11 @@ def test_residents_know_who_was_there_before_and_what_a_request_changed() -> Non
     )
     residents.leave(asked("s2"), Usage())
     residents.enter(asked("s1"), None)
-    residents.restored(asked("s1"), 7)
+    residents.restored(asked("s1"), Restore(tokens=7))
     assert residents.before(S1) == Before(
         seen=None,
         last=Stay(session=S2, tokens=None),
         own=Stay(session=S1, tokens=14, sent=mark(b"body")),
-        restored=7,
+        restore=Restore(tokens=7),
     )
     assert residents.before(SessionId("s3")) is None

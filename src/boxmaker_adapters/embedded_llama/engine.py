@@ -8,6 +8,7 @@ parent is gone.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -46,6 +47,11 @@ class Engine:
     @property
     def pid(self) -> int:
         return self._keeper.process.pid
+
+    @property
+    def build(self) -> str:
+        """Of the server, which has no word for it itself."""
+        return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
 
     def watch(self) -> int:
         """A descriptor that is readable once the server has ended, however that came. Close it."""

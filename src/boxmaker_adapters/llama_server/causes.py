@@ -28,6 +28,8 @@ def judge(evidence: Evidence) -> Cause:
         got = min(evidence.loss.got, evidence.restored)
         helped = "and did not help" if got <= TOLERANCE else f"and {got} of them were reused"
         detail = f"{detail}; a saved state of {evidence.restored} tokens was restored {helped}"
+    if evidence.failed:
+        detail = f"{detail}; no saved state could be restored, and the log of loopd says why"
     return Cause(cause=found.cause, detail=detail[:DETAIL])
 
 
@@ -87,8 +89,10 @@ def _emptied(evidence: Evidence) -> Cause | None:
             f"the server has begun anew, or loaded its model again: its slot {evidence.slot} had not been"
             " used before this request"
         )
-        if evidence.restored is None:
+        if not evidence.saves:
             detail += "; [slots] save = true brings a conversation back after a restart"
+        elif evidence.restored is None and not evidence.failed:
+            detail += "; there was no saved state of this session"
         return Cause(cause="restart", detail=detail)
     if evidence.held == 0 and evidence.other is None and not evidence.more:
         return Cause(
@@ -111,8 +115,8 @@ def _other_session(evidence: Evidence) -> Cause | None:
         return None
     return Cause(
         cause="other_session",
-        detail=f"session {other.session} of this loopd used slot {evidence.slot} meanwhile, so what both"
-        " begin with is left: give each its slot with [slots] main = [0, 1] and llama-server -np 2",
+        detail=f"session {other.session} of this loopd used slot {evidence.slot} meanwhile, so no more than"
+        " what both begin with is left: give each its slot with [slots] main = [0, 1] and llama-server -np 2",
     )
 
 
@@ -164,7 +168,7 @@ def _gone_back(evidence: Evidence) -> Cause | None:
 def _unknown(evidence: Evidence) -> Cause:
     before, missing = evidence.before, []
     if before is None or before.seen is None:
-        missing.append("the server did not tell of its slots (--slots)")
+        missing.append("the server did not tell of its slots, or not in time (--slots)")
     elif before.seen.held is None:
         missing.append("the server does not tell what a slot holds (b9276 and later do)")
     if evidence.more:

@@ -27,8 +27,8 @@ from .encode import encoder
 from .evidence import gather
 from .failures import Again, Verdict
 from .patience import Patience
-from .residents import Residents, answered, session_of
-from .saves import Saves, Saving
+from .residents import Residents, Restore, answered, session_of
+from .saves import STATE_SECONDS, Saves, Saving
 from .server import Refused, server
 from .settling import Settler
 from .sizes import Sizes
@@ -73,6 +73,11 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
         ):
             if not seconds > 0:
                 raise ValueError(f"{name} {seconds} must be more than 0 seconds")
+        if saving is not None and "lora" in sampling:
+            raise ValueError(
+                "sampling has lora, by which no saved state is told from another: give the adapter to"
+                " llama-server (--lora) instead, or set [slots] save = false"
+            )
         self._server = server(url, api_key=api_key, connect_timeout=connect_timeout)
         self._encode = encoder(thinking_cap=thinking_cap, sampling=sampling)
         self._load_timeout = load_timeout
@@ -154,7 +159,7 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
     def _ask(self, body: bytes, request: Request, on_event: OnEvent, cancel: Cancel) -> Heard:
         patience = Patience(load_timeout=self._load_timeout)
         while True:
-            restored = self._enter(request, cancel)
+            restored = self._enter(request, cancel).tokens
             try:
                 heard = self._attempt(body, request.slot, on_event, cancel)
             except Again as failed:
@@ -164,7 +169,7 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
                 usage = heard.completion.usage
                 self._residents.leave(request, usage, body)
                 if restored is not None and self._saves is not None:
-                    self._saves.judge(restored, usage.cache_n)
+                    self._saves.judge(request, restored, usage.cache_n)
                 return heard
 
     def explain_loss(self, request: Request, loss: Loss, cancel: Cancel) -> Cause:
@@ -195,16 +200,20 @@ class LlamaServer(Inference, SelfTesting, Settling, Explaining):
             LOG.warning("the model's own text could not be put together: %s", why)
             return completion
 
-    def _enter(self, request: Request, cancel: Cancel) -> int | None:
+    def _enter(self, request: Request, cancel: Cancel) -> Restore:
         """Note what the slot holds before the request changes that, whatever becomes of it; bring back what a
-        cold slot has lost. The tokens that were brought back, None for none."""
-        seen = see(self._server, request.slot, cancel) if answered(request) else None
+        cold slot has lost."""
+        seen, restore = None, Restore()
+        if answered(request):
+            # With states at stake a busy server is waited for; the request would be queued behind the same.
+            patience = 0.0 if self._saves is None else STATE_SECONDS
+            seen = see(self._server, request.slot, cancel, patience=patience)
         before = self._residents.enter(request, seen)
-        restored = None if self._saves is None else self._saves.restore(request, before, cancel)
-        if restored is not None:
-            self._residents.restored(request, restored)
+        if self._saves is not None:
+            restore = self._saves.restore(request, before, cancel)
+            self._residents.restored(request, restore)
         self._residents.leave(request, Usage())
-        return restored
+        return restore
 
     @staticmethod
     def _wait(patience: Patience, failed: Again, on_event: OnEvent, cancel: Cancel) -> None:

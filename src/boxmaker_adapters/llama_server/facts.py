@@ -65,6 +65,16 @@ class Evidence:
         return None if self.before is None else self.before.restored
 
     @property
+    def saves(self) -> bool:
+        """Whether states are saved at all."""
+        return self.before is not None and self.before.restore is not None
+
+    @property
+    def failed(self) -> bool:
+        """A saved state could not be brought into it."""
+        return self.before is not None and self.before.restore is not None and self.before.restore.failed
+
+    @property
     def never_used(self) -> bool:
         """The slot, since the server began."""
         seen = self.before.seen if self.before is not None else None

@@ -31,16 +31,17 @@ class Identity:
     """Size and time of each of its files, as first seen."""
     _guard: threading.Lock = field(factory=threading.Lock, init=False)
 
-    def now(self, cancel: Cancel | None = None) -> object:
-        """All that is known of model, adapters, context and build, as values for JSON.
+    def now(self, seconds: float, cancel: Cancel | None = None) -> object:
+        """All that is known of model, adapters, context and build, as values for JSON; each question has
+        `seconds`, since a server that reads a prompt may answer only between two batches.
 
         Raises InferenceError, also if that is not enough to tell one model from another, or no longer is;
         ShuttingDown once `cancel` is set.
         """
-        props = self.server.ask("/props", cancel=cancel)
-        models = self.server.ask("/v1/models", cancel=cancel)
+        props = self.server.ask("/props", seconds=seconds, cancel=cancel)
+        models = self.server.ask("/v1/models", seconds=seconds, cancel=cancel)
         try:
-            adapters = self.server.ask("/lora-adapters", cancel=cancel)
+            adapters = self.server.ask("/lora-adapters", seconds=seconds, cancel=cancel)
         except Refused:
             adapters = None
         props = props if isinstance(props, dict) else {}

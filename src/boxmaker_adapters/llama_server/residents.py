@@ -42,15 +42,29 @@ class Stay:
 
 
 @frozen(kw_only=True)
+class Restore:
+    """What came of bringing a saved state back into a slot: its ``tokens``, None if there was none, no reason
+    to, or it ``failed``."""
+
+    tokens: int | None = None
+    failed: bool = False
+
+
+@frozen(kw_only=True)
 class Before:
     """What was known of a slot just before a request of a session: ``seen`` is what the server said, ``last``
-    who of this process used it last. ``own`` is this session's own last stay, on whatever slot. ``restored``
-    is how many tokens of a saved state were then brought back into it, None for none."""
+    who of this process used it last. ``own`` is this session's own last stay, on whatever slot. ``restore``
+    is what was then brought back into it; None if no states are saved."""
 
     seen: SlotSeen | None
     last: Stay | None
     own: Stay | None
-    restored: int | None = None
+    restore: Restore | None = None
+
+    @property
+    def restored(self) -> int | None:
+        """Tokens that were brought back; None for none."""
+        return None if self.restore is None else self.restore.tokens
 
 
 @define(eq=False)
@@ -70,11 +84,11 @@ class Residents:
             _keep(self._before, name, before)
             return before
 
-    def restored(self, request: Request, tokens: int) -> None:
-        """A saved state has been brought back before the request."""
+    def restored(self, request: Request, restore: Restore) -> None:
+        """A saved state has been brought back before the request, or not."""
         name = session_of(request)
         with self._guard:
-            _keep(self._before, name, evolve(self._before[name], restored=tokens))
+            _keep(self._before, name, evolve(self._before[name], restore=restore))
 
     def leave(self, request: Request, usage: Usage, body: bytes | None = None) -> None:
         """It has been sent, as `body`; `usage` is what was told of it, if anything."""

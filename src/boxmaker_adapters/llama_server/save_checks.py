@@ -61,6 +61,8 @@ def _folder(saving: Saving) -> Check:
     faults = list(_faults(there, mode, shown, saving.budget))
     whole, size = sum(state.whole for state in there), sum(state.size for state in there)
     found = f"{_count(whole, 'state')}, {size / MIB:.0f} of {saving.budget / MIB:.0f} MiB"
+    if not there:
+        found += f"; whether the server saves into {shown} its first save will show"
     return Check(
         name="save",
         status="warn" if faults else "ok",

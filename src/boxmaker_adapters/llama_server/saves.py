@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
+import re
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,11 @@ from boxmaker_core.ports import Cancel, Request
 
 from .failures import whole
 from .identity import Identity
-from .residents import Before, near, session_of
-from .server import Refused, Server
+from .residents import Before, Restore, near, session_of
+from .server import Refused, Server, Trouble
+from .shelves import Seen, Shelf, Unseen, Unusable
 from .slots import SlotSeen
-from .states import NotKept, find, keep, mark_used, part_name, state_key
+from .states import NotKept, state_key
 
 LOG = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ CLOSE_SECONDS = 10.0
 """For a save that runs when the driver is closed."""
 
 MIB = 1024 * 1024
+_NUMBER = re.compile(r"[0-9]+")
 
 REMEDY = "start llama-server with --slot-save-path FOLDER, or set [slots] save = false"
 
@@ -46,7 +47,7 @@ REMEDY = "start llama-server with --slot-save-path FOLDER, or set [slots] save =
 class Saving:
     """That states are saved. ``folder`` is the server's, if it can be seen from here, else None: then nobody
     removes old files. ``budget`` is the most bytes of all states in it. ``owner`` tells these sessions from
-    those of another loopd that shares the folder."""
+    those of another loopd that shares the folder, and from those of an engine whose build it is told here."""
 
     folder: Path | None
     budget: int
@@ -63,6 +64,15 @@ class _Order:
     release: Callable[[], None]
 
 
+@frozen(kw_only=True)
+class _Held:
+    """What a slot held when it was last saved: whose, how many tokens, under which name."""
+
+    session: SessionId
+    tokens: int
+    name: str
+
+
 @define(eq=False)
 class Saves:
     """Saves and restores on one server; may be shared by threads. Never fails a turn: what goes wrong is
@@ -71,15 +81,14 @@ class Saves:
     server: Server
     saving: Saving
     _model: Identity = field(init=False, default=Factory(lambda self: Identity(self.server), takes_self=True))
+    _shelf: Shelf = field(init=False, default=Factory(lambda self: self._made_shelf(), takes_self=True))
     _running: dict[int, threading.Thread] = field(factory=dict, init=False)
     """The last save of each slot: nobody uses a slot while it is being saved, so there is one at most."""
     _guard: threading.Lock = field(factory=threading.Lock, init=False)
-    _closed: bool = field(default=False, init=False)
+    _ended: bool = field(default=False, init=False)
+    """No more saves: it was closed, or they would pile up."""
     _told: set[str] = field(factory=set, init=False)
-    _held: dict[int, tuple[SessionId, int]] = field(factory=dict, init=False)
-    """What each slot held when it was last saved: whose, and how many tokens."""
-    _kept: dict[str, str] = field(factory=dict, init=False)
-    """The names of states whose folder cannot be seen, by what they begin with; saved by this process."""
+    _held: dict[int, _Held] = field(factory=dict, init=False)
 
     def later(self, request: Request, usage: Usage, release: Callable[[], None]) -> bool:
         """Save the slot of `request` in the background, then `release` it; nobody may use it until then.
@@ -94,7 +103,7 @@ class Saves:
         order = _Order(session=session_of(request), slot=slot, tokens=usage.held, release=release)
         thread = threading.Thread(target=self._work, args=(order,), name=f"save-slot-{slot}", daemon=True)
         with self._guard:
-            if self._closed:
+            if self._ended:
                 return False
             try:
                 thread.start()
@@ -107,7 +116,7 @@ class Saves:
     def close(self) -> None:
         """Finish what runs, within `CLOSE_SECONDS`."""
         with self._guard:
-            self._closed = True
+            self._ended = True
         end = time.monotonic() + CLOSE_SECONDS
         for thread in self._running.values():
             thread.join(max(0.0, end - time.monotonic()))
@@ -116,103 +125,115 @@ class Saves:
         try:
             self._save(order)
         except InferenceError as error:
-            self._tell(f"slot {order.slot} could not be saved: {error}{_hint(error)}", _kind(error))
+            self._tell(f"slot {order.slot} could not be saved: {error}{_hint(error)}", _kind("save", error))
         except NotKept as error:
-            self._tell(str(error), "kept")
-        except OSError as error:
+            self._tell(f"the state of slot {order.slot} was not kept: {error}", f"kept {error.kind}")
+        except Unusable as error:
+            self._ended = True
             self._tell(
-                f"the states in {self.saving.folder} cannot be seen to ({error.strerror}): is that the folder"
-                " of --slot-save-path?",
-                "folder",
+                f"slots are saved no more until loopd is started again, since what the server writes can be"
+                f" neither used nor removed: {error}; is {self.saving.folder} the folder of --slot-save-path,"
+                " and may loopd read and write there?",
+                "unusable",
             )
+        except OSError as error:
+            self._tell(f"the states in {self.saving.folder} cannot be seen to: {error.strerror}", "folder")
         except Exception as error:
             self._tell(_failed("saving slots", error), type(error).__name__)
         finally:
             order.release()
 
     def _save(self, order: _Order) -> None:
-        """Raises InferenceError, NotKept, OSError."""
-        key, folder = self._key(order.session), self.saving.folder
-        part = self._part(key)
-        answer = self._act(order.slot, "save", part, None)
-        written, saved = whole(answer.get("n_written")), whole(answer.get("n_saved"))
-        if saved is None or not near(saved, order.tokens):
-            # The server began anew, emptied the slot, or somebody else used it: the state before is better.
-            if folder is not None:
-                (folder / part).unlink(missing_ok=True)
-            held = "an unknown number of" if saved is None else saved
-            raise NotKept(
-                f"slot {order.slot} held {held} tokens when it was saved, where its session had left"
-                f" {order.tokens}: not kept"
-            )
-        if folder is None:
-            self._kept[key] = part
-        else:
-            for gone in keep(folder, key, part, written, self.saving.budget):
-                LOG.info("%s was removed to keep within save_budget", gone)
-        self._held[order.slot] = (order.session, saved)
+        """Raises InferenceError, NotKept, Unusable, OSError."""
+        key = self._key(order.session)
+        part, name = self._shelf.begin(key, order.tokens), None
+        try:
+            answer = self._act(order.slot, "save", part, None)
+            saved = whole(answer.get("n_saved"))
+            if saved is None or not near(saved, order.tokens):
+                # The server began anew, emptied the slot, or somebody else used it: better the state before.
+                held = "an unknown number of" if saved is None else saved
+                raise NotKept("tokens", f"it held {held} tokens when its session had left {order.tokens}")
+            name = self._shelf.keep(key, part, whole(answer.get("n_written")), saved)
+        finally:
+            if name is None:
+                self._shelf.drop(part)
+        self._held[order.slot] = _Held(session=order.session, tokens=saved, name=name)
 
-    def _part(self, key: str) -> str:
-        """The name to write under: never the one that is good until the new one is."""
-        if self.saving.folder is not None:
-            return part_name(key, secrets.token_hex(8))
-        # Nobody could remove what was written under ever new names.
-        return next(name for name in map(partial(part_name, key), "01") if name != self._kept.get(key))
+    def _made_shelf(self) -> Shelf:
+        saving = self.saving
+        return Unseen() if saving.folder is None else Seen(saving.folder, saving.budget, self._tell)
 
     def _key(self, session: SessionId, cancel: Cancel | None = None) -> str:
         """What the names of its states begin with. Raises InferenceError if there is no such name."""
-        return state_key(session, self.saving.owner, self._model.now(cancel))
+        return state_key(session, self.saving.owner, self._model.now(STATE_SECONDS, cancel))
 
-    def restore(self, request: Request, before: Before, cancel: Cancel) -> int | None:
+    def restore(self, request: Request, before: Before, cancel: Cancel) -> Restore:
         """Bring the state of the request's session back into its slot, if that holds nothing that would be
-        missed. The tokens that the slot has now; None if nothing was restored.
+        missed, and say what came of it.
 
         Raises ShuttingDown once `cancel` is set.
         """
-        if before.seen is None or not (_cold(before.seen) or self._replaceable(request, before)):
-            return None
+        slot, seen = request.slot, before.seen
+        if seen is None or not (_cold(seen) or self._replaceable(request, before)):
+            return Restore()
         try:
-            name = self._find(self._key(session_of(request), cancel))
+            name = self._shelf.find(self._key(session_of(request), cancel))
             if name is None:
-                return None
-            tokens = whole(self._act(request.slot, "restore", name, cancel).get("n_restored"))
+                return Restore()
+            held = self._held.pop(slot, None)
+            try:
+                tokens = self._bring(slot, name, cancel)
+            except Refused:
+                # The server has emptied the slot over it. What was there is on disk, too.
+                if held is not None and not _cold(seen):
+                    self._bring(slot, held.name, cancel)
+                    self._held[slot] = held
+                raise
+            return Restore(tokens=tokens, failed=tokens is None)
         except ShuttingDown:
             raise
         except InferenceError as error:
-            self._tell(f"slot {request.slot} could not be restored: {error}{_hint(error)}", _kind(error))
-            return None
+            self._tell(f"slot {slot} could not be restored: {error}{_hint(error)}", _kind("restore", error))
+        except OSError as error:
+            self._tell(f"no state can be taken from {self.saving.folder}: {error.strerror}", "find")
         except Exception as error:
             self._tell(_failed("restoring slots", error), type(error).__name__)
-            return None
-        self._held.pop(request.slot, None)
-        if self.saving.folder is not None:
-            try:
-                mark_used(self.saving.folder, name)
-            except OSError as error:
-                self._tell(f"{name} cannot be marked as used: {error.strerror}", "mark")
+        return Restore(failed=True)
+
+    def _bring(self, slot: int, name: str, cancel: Cancel) -> int | None:
+        """Have the server restore a state, which is not tried again if it cannot. Its tokens, None if the
+        server does not tell.
+
+        Raises InferenceError, OSError, ShuttingDown.
+        """
+        try:
+            tokens = whole(self._act(slot, "restore", name, cancel).get("n_restored"))
+        except InferenceError as error:
+            self._shelf.forget(name, refused=isinstance(error, Refused) and error.refusal.status == 400)
+            raise
+        if tokens is None:
+            self._tell(f"the server does not tell how much it restored into slot {slot}", "restored")
         return tokens
 
-    def judge(self, restored: int, reused: int | None) -> None:
+    def judge(self, request: Request, restored: int, reused: int | None) -> None:
         """Say so if a restore did not help."""
-        if reused is not None and reused < restored // 2:
-            LOG.warning("a restored state of %d tokens did not help: %d were reused", restored, reused)
+        if reused is not None and (not restored or reused < restored // 2):
+            LOG.warning(
+                "session %s: a restored state of %d tokens did not help in slot %d: %d were reused",
+                session_of(request),
+                restored,
+                request.slot,
+                reused,
+            )
 
     def _replaceable(self, request: Request, before: Before) -> bool:
         """Whether the slot holds another session of ours, just as it was saved."""
         saved = self._held.get(request.slot)
         if saved is None or before.last is None or before.seen is None or before.seen.busy:
             return False
-        session, tokens = saved
-        return session == before.last.session != session_of(request) and before.seen.held == tokens
-
-    def _find(self, key: str) -> str | None:
-        """The name of the state; None if there is none that is whole."""
-        if self.saving.folder is None:
-            return self._kept.get(key)
-        try:
-            return find(self.saving.folder, key)
-        except OSError:
-            return None
+        ours = saved.session == before.last.session != session_of(request)
+        return ours and before.seen.held == saved.tokens
 
     def _act(self, slot: int, action: str, name: str, cancel: Cancel | None) -> dict[str, Any]:
         answer = self.server.ask(
@@ -233,9 +254,14 @@ def _cold(seen: SlotSeen) -> bool:
     return not seen.busy and (not seen.used or seen.held == 0)
 
 
-def _kind(error: InferenceError) -> str:
-    status = error.refusal.status if isinstance(error, Refused) else None
-    return f"{type(error).__name__} {status}"
+def _kind(what: str, error: InferenceError) -> str:
+    """The same for the same fault, whatever the numbers in its text; for a server's answer, with `what` was
+    asked for."""
+    if isinstance(error, Refused):
+        return f"{what} {error.refusal.status}"
+    if isinstance(error, Trouble):
+        return f"{what} {_NUMBER.sub('0', error.what)}"
+    return str(error)
 
 
 def _failed(what: str, error: Exception) -> str:

@@ -190,28 +190,28 @@ class Settler:
                 today=today,
             )
 
-        keepers = _keepers(source, caps, given)
+        keeper = _keeper(source, caps, given)
         parallel = True
         try:
-            return _best(probe, keepers, given)
+            return _best(probe, keeper, given)
         except Refuses:
             parallel = False
-            return _best(probe, keepers, given)
+            return _best(probe, keeper, given)
 
 
-def _keepers(source: Any, caps: Any, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The arguments that may keep reasoning in the prompt, each to be tried; none if the user has decided."""
+def _keeper(source: Any, caps: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments that may keep reasoning in the prompt, to be tried; none if the user has decided."""
     if given.keys() & {KEEP, *KEEPERS}:
-        return []
+        return {}
     known = caps.get("supports_preserve_reasoning") is True if isinstance(caps, dict) else False
     text = source if isinstance(source, str) else ""
     own = {name: value for name, value in KEEPERS.items() if re.search(rf"\b{name}\b", text)}
-    return [{KEEP: True}] if known else [own] if own else []
+    return {KEEP: True} if known else own
 
 
 def _best(
     probe: Callable[[Mapping[str, Any]], Probe],
-    keepers: Sequence[Mapping[str, Any]],
+    keeper: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> Finding:
     """The arguments and the form under which the fewest tokens are read again. Raises Refuses."""
@@ -221,11 +221,10 @@ def _best(
         shown = probe({DATE: _OTHER_DAY})
         if _OTHER_DAY in shown.render(ASK) and shown.date_in(shown.render(ASK)) is None:
             kwargs[DATE] = found.today
-    for keeper in keepers if found.reasoning in ("dropped", "never") else ():
+    if keeper and found.reasoning in ("dropped", "never"):
         kept = probe({**kwargs, **keeper}).verdict(Form.FIELDS)
         if kept.again < found.again:
             kwargs, found = {**kwargs, **keeper}, kept
-            break
     try:
         other = probe(kwargs).verdict(Form.VERBATIM)
     except Refuses:

@@ -23,12 +23,12 @@ from boxmaker_core.events import ChatEvent, Queued, Waiting
 from boxmaker_core.ports import Cancel
 
 from .failures import whole
-from .server import NO_ANSWER, Server
+from .server import NO_ANSWER, Server, TimedOut
 
 _TICK = 0.1
 _DEAD_LOOKS = 2
 SEE_SECONDS = 2.0
-"""A look at a slot must not hold up a turn; a server that is that busy is asked in vain."""
+"""For a look at a slot: where it only explains a loss, it must not hold up a turn."""
 
 
 @define(eq=False)
@@ -109,11 +109,8 @@ def slot_state(server: Server, slot: int, cancel: Cancel) -> Slot:
         found = _state_in(data, slot) if status == 200 else Slot.HIDDEN
     except NO_ANSWER:
         found = Slot.HIDDEN  # older builds answer between two batches only
-    if found is Slot.HIDDEN:
-        try:
-            server.answer("/health", seconds=server.connect_timeout, cancel=cancel)
-        except NO_ANSWER:
-            return Slot.DEAD
+    if found is Slot.HIDDEN and not _healthy(server, cancel):
+        return Slot.DEAD
     return found
 
 
@@ -148,15 +145,22 @@ class SlotSeen:
     busy: bool
 
 
-def see(server: Server, slot: int, cancel: Cancel) -> SlotSeen | None:
-    """What `server` says of `slot` now; None if it says nothing within `SEE_SECONDS`.
+def see(server: Server, slot: int, cancel: Cancel, patience: float = 0.0) -> SlotSeen | None:
+    """What `server` says of `slot` now; None if it says nothing within `SEE_SECONDS`, or within `patience`
+    seconds while it answers ``/health``, and so is busy with a batch.
 
     Raises ShuttingDown once `cancel` is set.
     """
-    try:
-        status, data = server.answer("/slots", seconds=SEE_SECONDS, cancel=cancel)
-    except NO_ANSWER:
-        return None
+    end = time.monotonic() + patience
+    while True:
+        try:
+            status, data = server.answer("/slots", seconds=SEE_SECONDS, cancel=cancel)
+            break
+        except TimedOut:
+            if time.monotonic() >= end or not _healthy(server, cancel):
+                return None
+        except NO_ANSWER:
+            return None
     entry = _entry(data, slot) if status == 200 else None
     if entry is None:
         return None
@@ -165,6 +169,14 @@ def see(server: Server, slot: int, cancel: Cancel) -> SlotSeen | None:
         held=whole(entry.get("n_prompt_tokens")),
         busy=entry.get("is_processing") is True,
     )
+
+
+def _healthy(server: Server, cancel: Cancel) -> bool:
+    try:
+        server.answer("/health", seconds=server.connect_timeout, cancel=cancel)
+    except NO_ANSWER:
+        return False
+    return True
 
 
 class SlotWatch:

@@ -28,7 +28,11 @@ LEFT_SECONDS = 600.0
 
 
 class NotKept(Exception):
-    """A state that was just saved is not there now; the text says why."""
+    """A state is not kept, and the text says why; ``kind`` tells one reason from another."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 @frozen(kw_only=True)
@@ -93,45 +97,44 @@ def part_name(key: str, mark: str) -> str:
     return f"{key}.{mark}.part"
 
 
-def find(folder: Path, key: str) -> str | None:
-    """The name of the newest whole state; None if there is none. Raises OSError."""
+def newest(folder: Path, key: str) -> State | None:
+    """The newest whole state; None if there is none. Raises OSError."""
     found = [state for state in states(folder) if state.key == key and state.whole]
-    return max(found, key=lambda state: state.used).name if found else None
+    return max(found, key=lambda state: state.used, default=None)
 
 
-def keep(folder: Path, key: str, part: str, written: int | None, budget: int) -> list[str]:
-    """Give the state that the server has just written as `part`, of `written` bytes, its final name, and make
-    room for it. The names of the states that went for that. Raises NotKept, OSError."""
-    size = _on_disk(folder / part)
-    if size != written:
-        (folder / part).unlink()
-        raise NotKept(f"{folder / part} has {size} bytes where the server wrote {written}: it was removed")
+def name_whole(folder: Path, key: str, part: str, size: int) -> str:
+    """Give the state that the server wrote as `part`, and that is whole, its final name, and remove those
+    that it takes the place of. Raises OSError."""
     name = f"{key}.{size}.slot"
-    fits = size <= budget
-    if fits:
-        (folder / part).rename(folder / name)
-    else:
-        (folder / part).unlink()
+    (folder / part).rename(folder / name)
+    for state in states(folder):
+        if state.key == key and state.name != name:
+            (folder / state.name).unlink(missing_ok=True)
+    return name
+
+
+def tidy(folder: Path, budget: int, spare: str | None = None) -> list[str]:
+    """Remove what nobody writes any more, and what is over `budget`; never `spare`, since the clock may have
+    been set back since the others were used. The names of the states that went. Raises OSError."""
     old = time.time() - LEFT_SECONDS
-    others = [state for state in states(folder) if state.name != name]
-    over = [state for state in others if (fits and state.key == key) or not (state.whole or state.used > old)]
-    # The new one is not among those that may go: the clock may have been set back since the others were used.
-    left = [state for state in others if state not in over]
-    gone = surplus(left, budget - size if fits else budget)
-    for state in (*over, *gone):
+    there = [state for state in states(folder) if state.name != spare]
+    halves = [state for state in there if not state.whole and state.used <= old]
+    left = [state for state in there if state not in halves]
+    kept = (folder / spare).lstat().st_size if spare is not None else 0
+    gone = surplus(left, budget - kept)
+    for state in (*halves, *gone):
         (folder / state.name).unlink(missing_ok=True)
-    if not fits:
-        raise NotKept(f"a state of {size} bytes is over [slots] save_budget by itself: it was removed")
     return [state.name for state in gone]
 
 
-def _on_disk(part: Path) -> int:
+def size_on_disk(part: Path) -> int:
     """The bytes of a file, once they are safe. Raises NotKept, OSError."""
     written_to = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(written_to)
         if not stat.S_ISREG(status.st_mode):
-            raise NotKept(f"{part} is no plain file")
+            raise NotKept("kind", f"{part} is no plain file")
         os.fsync(written_to)
     finally:
         os.close(written_to)
