@@ -37,16 +37,18 @@ class Account:
 
     @property
     def new(self) -> int | None:
-        """Tokens of the prompt that the server cannot have seen before."""
-        prompt = self.prompt
-        return None if prompt is None or self.ideal is None else prompt - min(self.ideal, prompt)
+        """Tokens of the prompt that the server cannot have seen before. What it reused it has seen, though it
+        be in another session that begins alike."""
+        if self.prompt is None or self.reused is None or self.ideal is None:
+            return None
+        return self.prompt - max(min(self.ideal, self.prompt), self.reused)
 
     @property
     def again(self) -> int | None:
         """Tokens that were evaluated although they had been before."""
         if self.evaluated is None or self.new is None:
             return None
-        return max(0, self.evaluated - self.new)
+        return self.evaluated - self.new
 
     @property
     def again_milliseconds(self) -> int | None:
@@ -78,28 +80,33 @@ class Totals:
 
 
 def accounts(log: Iterable[LogRecord]) -> list[Account]:
-    """An account of each completion that has its `Usage`, in order."""
+    """An account of each completion, in order; one whose `Usage` is missing has no figures."""
     found: list[Account] = []
     turn = 0
     ideal: int | None = 0
-    owed: int | None = None
     for record in log:
         match record:
             case records.User():
                 turn += 1
             case records.Assistant():
-                # Should its usage be missing, nobody knows what the next one could reuse.
-                owed, ideal = ideal, None
-            case records.Usage():
                 found.append(
                     Account(
                         number=len(found) + 1,
                         turn=turn,
-                        reused=record.cache_n,
-                        evaluated=record.prompt_n,
-                        ideal=owed,
-                        milliseconds=record.prompt_ms,
+                        reused=None,
+                        evaluated=None,
+                        ideal=ideal,
+                        milliseconds=None,
                     )
+                )
+                # Should its usage be missing, nobody knows what the next one could reuse.
+                ideal = None
+            case records.Usage() if found:
+                found[-1] = evolve(
+                    found[-1],
+                    reused=record.cache_n,
+                    evaluated=record.prompt_n,
+                    milliseconds=record.prompt_ms,
                 )
                 ideal = record.usage.held
             case records.CacheLoss() if found:

@@ -167,7 +167,12 @@ def without(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("damage", "out", "words"),
     [
-        (without(b'"usage"', b'"usages"'), "", "error: the log is damaged before its first completion: "),
+        (without(b'"assistant"', b'"helper"'), "", "error: the log is damaged before its first completion: "),
+        (
+            without(b'"usage"', b'"usages"'),
+            "nothing that the server told figures of",
+            "error: the log is damaged",
+        ),
         (
             without(b'{"type":"cache_loss"', b'"'),
             "2 completions, 0 losses",
@@ -175,9 +180,13 @@ def without(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
         ),
         (without(b'"got":60', b'"got":600'), "2 completions, 0 losses", "600 tokens reused of 100; run: "),
         (lambda data: data + b'"\n', "2 completions, 1 loss", "error: the log is damaged before its end"),
-        (lambda data: data[:500], "", "note: the last line of the log is not whole; if a turn runs, look"),
+        (
+            lambda data: data.partition(b'"assistant"')[0],
+            "",
+            "note: the last line of the log is not whole; if a turn runs, look",
+        ),
     ],
-    ids=["at once", "later", "impossible", "last line", "torn at once"],
+    ids=["at once", "no figures", "later", "impossible", "last line", "torn at once"],
 )
 @pytest.mark.parametrize("as_json", [False, True])
 def test_damage_is_told_as_damage_and_only_a_torn_last_line_as_a_turn_that_may_run(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,12 +27,13 @@ from boxmaker_cli import config, wiring
 from boxmaker_core.baseline import Baseline, Form
 from boxmaker_core.errors import InferenceError
 from boxmaker_core.messages import Completion, ToolCall
-from boxmaker_core.ports import Request
+from boxmaker_core.ports import Check, Request
 from boxmaker_core.records import LogRecord
 
 RENDER, TOKENIZE = "/apply-template", "/tokenize"
 ODD = '{ "text":  "a" }'
 WRITTEN = f'<call>\n{{"name": "echo", "arguments": {ODD}}}\n</call>'
+THOUGHT = re.compile(r"<think>.*?</think>\n\n", re.DOTALL)
 VERBATIM = evolve(BASELINE, form=Form.VERBATIM)
 
 
@@ -221,12 +225,55 @@ def test_a_trial_that_is_refused_or_hangs_fails_no_session_and_is_made_again(
         assert driver.settle(BASELINE) == BASELINE
     finally:
         never.set()
+    server.answers[path] = well
+    asked = server.count(path)
+    assert driver.settle(BASELINE) == BASELINE
+    assert server.count(path) == asked, "no other session waits as long"
     assert [record.message.partition(",")[0] for record in caplog.records] == [
         "the chat template could not be tried"
-    ] * 2
+    ] * 3
+    assert "took too long" in caplog.messages[1]
     monkeypatch.undo()
-    server.answers[path] = well
+    monkeypatch.setattr(settling, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
     assert driver.settle(BASELINE) == VERBATIM
+
+
+def test_a_template_that_refuses_an_argument_goes_without_it(server: FakeLlama, driver: LlamaServer) -> None:
+    def refuses(kwargs: dict[str, Any]) -> Render:
+        def no(_: Any) -> str:
+            raise Refuses(f"no such argument as {[*kwargs]}")
+
+        return no if kwargs else chatml(keep=False, shown=f"{date.today():%d %b %Y}")
+
+    speaks(server, refuses, supports_preserve_reasoning=True)
+    settled = driver.settle(BASELINE)
+    assert (settled.form, dict(settled.chat_template_kwargs)) == (Form.VERBATIM, {})
+
+
+@pytest.mark.parametrize("caps", [json.loads('{"x": NaN}'), [[[1]]], "x", 7])
+def test_odd_words_of_a_server_about_its_template_fail_no_session(
+    server: FakeLlama, driver: LlamaServer, caps: Any
+) -> None:
+    speaks(server, lambda _: chatml())
+    props = {"chat_template": 7, "chat_template_tool_use": caps, "chat_template_caps": caps}
+    server.answers["/props"] = json_reply(props)
+    assert driver.settle(BASELINE) == VERBATIM
+
+
+def test_what_nobody_foresaw_in_a_trial_fails_no_session_and_no_self_test(
+    server: FakeLlama,
+    driver: LlamaServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> Render:
+        raise IndexError("oh\nno")
+
+    speaks(server, with_tools(lambda _: chatml()))
+    monkeypatch.setattr(settling, "_best", fails)
+    assert driver.settle(BASELINE) == BASELINE
+    assert "IndexError: oh\\nno" in caplog.text
+    assert "IndexError" in history(driver).found
 
 
 def test_a_server_that_is_away_settles_nothing(server: FakeLlama, driver: LlamaServer) -> None:
@@ -252,13 +299,50 @@ def test_a_server_that_is_away_settles_nothing(server: FakeLlama, driver: LlamaS
 def test_the_self_test_says_in_words_and_numbers_what_a_template_does(
     server: FakeLlama, driver: LlamaServer, by: Callable[[dict[str, Any]], Render], status: str, words: str
 ) -> None:
-    def by_with_tools(kwargs: dict[str, Any]) -> Render:
-        return lambda messages: " ".join(tool.name for tool in BASELINE.tools) + by(kwargs)(messages)
-
-    speaks(server, by_with_tools)
-    (check,) = [check for check in driver.self_test(BASELINE, [0]) if check.name == "history"]
+    speaks(server, with_tools(by))
+    check = history(driver)
     assert (check.status, bool(check.remedy)) == (status, status == "warn"), check
     assert words in check.found
+
+
+def with_tools(by: Callable[[dict[str, Any]], Render]) -> Callable[[dict[str, Any]], Render]:
+    names = " ".join(tool.name for tool in BASELINE.tools)
+    return lambda kwargs: lambda messages: names + by(kwargs)(messages)
+
+
+def history(driver: LlamaServer) -> Check:
+    (check,) = [check for check in driver.self_test(BASELINE, [0]) if check.name == "history"]
+    return check
+
+
+def thoughtless(messages: Any) -> str:
+    """Of what was thought before the last question nothing is left in any form."""
+    last = max(at for at, each in enumerate(messages) if each["role"] == "user")
+    cut = [{**each, "content": THOUGHT.sub("", each["content"])} for each in messages[:last]]
+    return chatml(keep=False)([*cut, *messages[last:]])
+
+
+def one_call(messages: Any) -> str:
+    if any(len(message.get("tool_calls", ())) > 1 for message in messages):
+        raise Refuses("one call only")
+    return chatml()(messages)
+
+
+def test_a_remedy_that_was_taken_is_not_told_again(server: FakeLlama) -> None:
+    speaks(server, with_tools(lambda _: one_call))
+    before = history(LlamaServer(server.url))
+    assert (before.status, "one call a message" in before.found) == ("warn", True)
+    assert "parallel_tool_calls = false" in before.remedy
+    after = history(LlamaServer(server.url, sampling={"parallel_tool_calls": False}))
+    assert (after.status, "one call" in after.found) == ("ok", False)
+
+
+@pytest.mark.parametrize("word", ["preserve_reasoning", "preserve_thinking", "clear_thinking"])
+def test_who_has_decided_about_reasoning_is_told_that_this_is_why(server: FakeLlama, word: str) -> None:
+    speaks(server, with_tools(lambda _: thoughtless), supports_preserve_reasoning=True)
+    decided = LlamaServer(server.url, sampling={"chat_template_kwargs": {word: False}})
+    assert history(decided).remedy.startswith(f"{word} in chat_template_kwargs decides that")
+    assert history(LlamaServer(server.url)).remedy.startswith("no argument keeps it")
 
 
 # the model's own text
@@ -285,6 +369,19 @@ def test_a_session_of_the_verbatim_form_gets_the_models_own_text(
     asked = server.count(RENDER)
     assert said(driver, server, BASELINE).raw is None
     assert server.count(RENDER) == asked
+
+
+def test_a_text_that_no_log_can_hold_is_left_out(
+    server: FakeLlama, driver: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer would be lost with it."""
+    speaks(server, lambda _: lambda messages: chatml()(messages).replace("<call>", "<cal\ud800>"))
+    assert said(driver, server, VERBATIM, tokens=len(WRITTEN) + 1).raw is None
+    speaks(server, lambda _: chatml())
+    monkeypatch.setattr(settling, "RAW_BYTES", len(WRITTEN))
+    assert said(driver, server, VERBATIM).raw == WRITTEN
+    monkeypatch.setattr(settling, "RAW_BYTES", len(WRITTEN) - 1)
+    assert said(driver, server, VERBATIM).raw is None
 
 
 def test_a_template_is_asked_how_it_writes_an_answer_to_what_was_answered(

@@ -58,6 +58,12 @@ def test_what_the_server_did_not_tell_is_unknown_and_in_no_sum() -> None:
     assert totals([]).share is None
 
 
+def test_what_another_session_left_for_the_first_completion_is_not_new() -> None:
+    first, second = accounts(logs.log(logs.user(), *said(900, 100, 5), logs.user(), *said(0, 1020, 5)))
+    assert (first.ideal, first.new, first.again) == (0, 100, 0)
+    assert (second.new, second.again) == (16, 1004)
+
+
 def test_half_of_the_figures_are_none() -> None:
     half, after = accounts(logs.log(logs.user(), *said(5, None, 3), logs.user(), *said(5, 5, None)))
     assert (half.prompt, after.ideal) == (None, None)
@@ -66,14 +72,15 @@ def test_half_of_the_figures_are_none() -> None:
 
 
 def test_after_an_answer_without_its_usage_nobody_knows_the_ideal() -> None:
-    first, after, next_one = accounts(
+    first, torn, after, next_one = accounts(
         logs.log(
             *(logs.user(), *said(0, 100, 11)),
             *(logs.user(), logs.assistant(content="its usage was torn off")),
             *(logs.user(), *said(140, 20, 5), logs.user(), *said(150, 20, 5)),
         )
     )
-    assert (first.ideal, after.ideal, after.again) == (0, None, None)
+    assert (torn.number, torn.turn, torn.prompt, torn.new, torn.milliseconds) == (2, 2, None, None, None)
+    assert (first.ideal, torn.ideal, after.ideal, after.again) == (0, 110, None, None)
     assert (next_one.ideal, next_one.new, next_one.again) == (164, 6, 14)
 
 
@@ -85,7 +92,7 @@ def test_an_answer_of_no_token_leaves_the_prompt() -> None:
 
 def test_a_session_that_found_its_baseline_in_the_slot_is_owed_nothing() -> None:
     (account,) = accounts(logs.log(logs.user(), *said(90, 10, 1)))
-    assert (account.new, account.again) == (100, 0)
+    assert (account.new, account.again) == (10, 0)
 
 
 def test_a_loss_without_a_completion_before_it_is_no_account() -> None:
@@ -105,5 +112,5 @@ def test_no_token_is_counted_twice(steps: list[tuple[int, int, int]]) -> None:
         assert account.new is not None
         assert account.again is not None
         assert 0 <= account.new <= account.prompt
-        assert account.again <= (account.evaluated or 0)
-        assert (account.evaluated or 0) <= account.new + account.again
+        assert account.again >= 0
+        assert (account.reused or 0) + account.again + account.new == account.prompt

@@ -9,7 +9,7 @@ from datetime import date
 import pytest
 from fakes.chatml import chatml, letters
 
-from boxmaker_adapters.llama_server.probe import Probe
+from boxmaker_adapters.llama_server.probe import Probe, Step, Verdict
 from boxmaker_adapters.llama_server.verbatim import reconstruct
 from boxmaker_adapters.llama_server.wording import ASK, Message, Render, Spoken, best_wording
 from boxmaker_core.baseline import Form
@@ -73,6 +73,51 @@ def test_what_looks_like_a_mark_in_arguments_that_are_not_written_as_json_is_jus
     spoken = Spoken(content="So.", calls=(call(json.dumps({"text": word})),))
     found = reconstruct(render, len, spoken, "clock", len(written) + 1)
     assert found == (None if number == "0" else written)
+
+
+@pytest.mark.parametrize("mark", ["BoxmakerText", "BoxmakerThought", "{'BoxmakerArgument0': 0}"])
+def test_marks_that_the_model_repeats_are_not_filled_in(mark: str) -> None:
+    """Its text would grow with each of them."""
+
+    def render(messages: Sequence[Message]) -> str:
+        text = "<s>"
+        for message in messages:
+            text += f"<m>{message.get('reasoning_content', '')}{message['content']}"
+            for call in message.get("tool_calls", ()):
+                values = json.loads(call["function"]["arguments"])
+                text += "".join(f"<{key}>{value}</{key}>" for key, value in values.items())
+            text += "</m>"
+        return f"{text}<m>"
+
+    def count(text: str) -> int:
+        raise AssertionError(f"{len(text)} letters")
+
+    calls = (call(json.dumps({"text": mark * 2000})), call("{}"))
+    spoken = Spoken(content="x" * 2000, reasoning="y" * 2000, calls=calls)
+    assert reconstruct(render, count, spoken, "clock", 1) is None
+
+
+def test_a_template_that_numbers_calls_is_seen_to_cost_in_the_verbatim_form_what_a_session_pays() -> None:
+    """A session asks how an answer is written in a short talk, where other numbers stand."""
+
+    def numbered(messages: Sequence[Message]) -> str:
+        text, number = "<s>", 0
+        for message in messages:
+            text += f"<{message['role']}>{message['content']}"
+            for call in message.get("tool_calls", ()):
+                text += f"<call {number}>{call['function']['arguments'].replace(' ', '')}</call>"
+                number += 1
+            text += "<end>"
+        return f"{text}<assistant>"
+
+    verbatim = probe(numbered, thinks=False).verdict(Form.VERBATIM)
+    first, second = (step.again for step in verdict_steps(verbatim, "calls"))
+    assert first == 0
+    assert second > 0
+
+
+def verdict_steps(verdict: Verdict, kind: str) -> list[Step]:
+    return [step for step in verdict.steps if step.kind == kind]
 
 
 def test_a_template_that_writes_calls_before_the_text_still_has_a_verdict() -> None:

@@ -37,7 +37,6 @@ def gather(
     """
     log = request.records
     answers = [at for at, record in enumerate(log) if isinstance(record, records.Assistant)]
-    usages = [record.usage for record in log if isinstance(record, records.Usage)]
     own = None if before is None else before.own
     changed = False
     if len(answers) > 1 and own is not None and own.sent is not None:
@@ -51,11 +50,17 @@ def gather(
         session=session_of(request),
         slot=request.slot,
         loss=loss,
-        left=usages[-2].held if len(usages) > 1 else None,
+        left=_left(log, answers),
         before=before,
         prompts=prompts,
         changed=changed,
     )
+
+
+def _left(log: Sequence[LogRecord], answers: Sequence[int]) -> int | None:
+    """What the completion before the newest left in the slot; None if its `Usage` is missing."""
+    usage = log[answers[-2] + 1] if len(answers) > 1 else None
+    return usage.usage.held if isinstance(usage, records.Usage) else None
 
 
 def _compare(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import date, timedelta
 
 from attrs import evolve, frozen
@@ -18,7 +19,7 @@ from boxmaker_core.baseline import Form
 from boxmaker_core.messages import ToolCall, ToolSchema
 
 from .history import BRIDGE
-from .verbatim import texts
+from .verbatim import answer_wording, texts
 from .wording import ASK, Message, Refuses, Render, Spoken, Wording, best_wording, fields, results
 
 Tokens = Callable[[str], Sequence[int]]
@@ -123,15 +124,17 @@ class Probe:
     def verdict(self, form: Form) -> Verdict:
         """Raises Refuses if the template does not take the conversation."""
         messages: list[Message] = [ASK[0]]
+        by_fields = [*messages]
         prompts: list[str] = []
         said: list[_Said] = []
         for question, answers in talk(self.tool, thinks=self.thinks, parallel=self.parallel):
             messages.append({"role": "user", "content": question})
+            by_fields.append(messages[-1])
             prompts.append(self.render(messages))
             for spoken in answers:
-                message, held = self._say(spoken, form, messages)
-                said.append(held)
-                messages += [message, *results(spoken.calls)]
+                said.append(self._written(spoken, messages, by_fields))
+                messages += [self._message(spoken, form, messages), *results(spoken.calls)]
+                by_fields += [fields(spoken), *results(spoken.calls)]
                 if spoken.calls:
                     prompts.append(self.render(messages))
         return Verdict(
@@ -145,18 +148,28 @@ class Probe:
             left_out=self._left_out(prompts[-1]),
         )
 
-    def _say(self, spoken: Spoken, form: Form, before: Sequence[Message]) -> tuple[Message, _Said]:
-        """The answer as a message of the form, and what the server holds once it has been written: after all
-        that came `before`, since some templates number the calls."""
+    def _message(self, spoken: Spoken, form: Form, before: Sequence[Message]) -> Message:
+        """The answer as a message of the form, as a session makes it: that does not ask the template with all
+        that came `before`."""
+        if form is Form.VERBATIM:
+            after_result = before[-1]["role"] == "tool"
+            with suppress(Refuses):
+                asked = answer_wording(self.render, spoken, self.tool, after_result=after_result)
+                text = "" if asked is None else next(texts(asked, spoken), "")
+                if asked is not None and text.startswith(asked.opening):
+                    return {"role": "assistant", "content": text}
+        return fields(spoken)
+
+    def _written(self, spoken: Spoken, before: Sequence[Message], by_fields: Sequence[Message]) -> _Said:
+        """What the server holds once the answer has been written after `before`, in the words that the
+        template has for it after the same conversation `by_fields`, since some number the calls."""
         prompt = self.render(before)
-        found = best_wording(self.render, spoken, self.tool, before)
+        found = best_wording(self.render, spoken, self.tool, by_fields)
         if found is None:
-            return fields(spoken), _Said(kind=_kind(spoken), texts=(prompt,))
+            return _Said(kind=_kind(spoken), texts=(prompt,))
         written = [next(texts(found, each), "") for each in (spoken, *_neater(found, spoken))]
         held = tuple(prompt + text.removeprefix(found.opening) for text in written)
-        verbatim = form is Form.VERBATIM and found.whole and written[0].startswith(found.opening)
-        message = {"role": "assistant", "content": written[0]} if verbatim else fields(spoken)
-        return message, _Said(kind=_kind(spoken), texts=held)
+        return _Said(kind=_kind(spoken), texts=held)
 
     def _step(self, said: _Said, after: str) -> Step:
         follows = self.tokens(after)

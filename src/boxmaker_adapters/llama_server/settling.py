@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from typing import Any
 
@@ -17,13 +18,15 @@ from attrs import evolve, frozen
 
 from boxmaker_core import records
 from boxmaker_core.baseline import Baseline, Form
-from boxmaker_core.messages import Completion, Ending
+from boxmaker_core.errors import InferenceError
+from boxmaker_core.messages import Completion, Ending, short
 from boxmaker_core.ports import Cancel, Request
 
 from .encode import Sampling, dump, schemas
 from .probe import Probe, Verdict
-from .server import Server
-from .template import CannotRender, Template
+from .reply import TEXT_BYTES
+from .server import Server, Trouble
+from .template import CannotRender, Template, TookLong
 from .verbatim import reconstruct
 from .wording import ASK, Message, Refuses, Spoken
 
@@ -43,6 +46,10 @@ DATE = "date_string"
 _OTHER_DAY = "01 Jan 2030"
 SETTLE_SECONDS = 20.0
 """For all that the trial of a template asks: a new session waits for it."""
+SLOW_SECONDS = 60.0
+"""So long no other session waits for a trial that took too long."""
+RAW_BYTES = 2 * TEXT_BYTES
+"""Of the model's own text: an answer's, and the template's words around it."""
 RAW_SECONDS = 5.0
 """For putting the model's own text together; an answer is whole without it, and must not wait."""
 _THINKING = re.compile(r"think|reasoning|<\|channel\|>", re.IGNORECASE)
@@ -53,12 +60,15 @@ _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 class Finding:
     """``verdict`` is for the form and the arguments that were chosen, ``bare`` for the fields as the template
     is without them, ``other`` for the form that was not chosen, None if the template refuses it. ``kwargs``
-    are the arguments beside the configured ones."""
+    are the arguments beside the configured ones; ``decided`` is one of those that keeps reasoning or not.
+    ``alone``: the configuration has one call a message."""
 
     kwargs: Mapping[str, Any]
     verdict: Verdict
     bare: Verdict
     other: Verdict | None
+    decided: str | None = None
+    alone: bool = False
 
     @property
     def form(self) -> Form:
@@ -87,25 +97,45 @@ class Settler:
         self._thinks = thinks
         self._today = today
         self._found: dict[str, Finding | str] = {}
+        self._slow: dict[str, float] = {}
+        """Until when a template is not tried again, since that took too long."""
         self._guard = threading.Lock()
 
     def find(self, baseline: Baseline, props: Any) -> Finding | str:
         """What is best for sessions of `baseline`; the template's own words if it refuses a conversation.
 
-        `props` is what ``/props`` answered. Raises CannotRender, and InferenceError, also if it takes more
-        than `SETTLE_SECONDS`; then nothing is remembered.
+        `props` is what ``/props`` answered. Raises CannotRender, and InferenceError: TookLong if it takes
+        more than `SETTLE_SECONDS`, then at once for `SLOW_SECONDS`.
         """
+        try:
+            return self._find(baseline, props)
+        except (CannotRender, InferenceError):
+            raise
+        except Exception as error:
+            # What a server may say of its template is beyond knowing, and no session may fail over it.
+            why = short(f"{type(error).__name__}: {error}", 200)
+            raise Trouble(
+                f"the trial of the chat template failed: {why}", "see llama-server's own log"
+            ) from None
+
+    def _find(self, baseline: Baseline, props: Any) -> Finding | str:
         props = props if isinstance(props, dict) else {}
         today = self._today()
         told = [props.get(key) for key in ("chat_template", "chat_template_tool_use", "chat_template_caps")]
-        key = dump([*told, schemas(baseline.tools), baseline.chat_template_kwargs, str(today)])
+        key = repr([*told, schemas(baseline.tools), baseline.chat_template_kwargs, today])
         with self._guard:
             if key in self._found:
                 return self._found[key]
+            if time.monotonic() < self._slow.get(key, 0.0):
+                raise TookLong(self._server.url)
         try:
             found: Finding | str = self._look(baseline, told, today, time.monotonic() + SETTLE_SECONDS)
         except Refuses as error:
             found = str(error)
+        except TookLong:
+            with self._guard:
+                self._slow = {key: time.monotonic() + SLOW_SECONDS}
+            raise
         with self._guard:
             if len(self._found) >= KEPT:
                 self._found.clear()
@@ -143,7 +173,7 @@ class Settler:
         )
         tool = baseline.tools[0].name if baseline.tools else "none"
         try:
-            return reconstruct(
+            found = reconstruct(
                 render,
                 lambda text: len(template.tokens(text)),
                 spoken,
@@ -154,6 +184,7 @@ class Settler:
             )
         except (Refuses, CannotRender):
             return None
+        return None if found is None or not _fits(found) else found
 
     def _look(self, baseline: Baseline, told: list[Any], today: date, until: float) -> Finding:
         source, _, caps = told
@@ -190,19 +221,30 @@ class Settler:
                 today=today,
             )
 
-        keeper = _keeper(source, caps, given)
-        parallel = True
+        decided = next((name for name in (KEEP, *KEEPERS) if name in given), None)
+        keeper = _keeper(source, caps) if decided is None else {}
+        alone = self._sampling.get("parallel_tool_calls") is False
+        parallel = not alone
         try:
-            return _best(probe, keeper, given)
+            found = _best(probe, keeper, given)
         except Refuses:
+            if alone:
+                raise
             parallel = False
-            return _best(probe, keeper, given)
+            found = _best(probe, keeper, given)
+        return evolve(found, decided=decided, alone=alone)
 
 
-def _keeper(source: Any, caps: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments that may keep reasoning in the prompt, to be tried; none if the user has decided."""
-    if given.keys() & {KEEP, *KEEPERS}:
-        return {}
+def _fits(raw: str) -> bool:
+    """Whether a log can hold it: the template's part of it is foreign text."""
+    try:
+        return len(raw.encode()) <= RAW_BYTES
+    except UnicodeEncodeError:
+        return False  # half a surrogate pair
+
+
+def _keeper(source: Any, caps: Any) -> Mapping[str, Any]:
+    """The arguments that may keep reasoning in the prompt, to be tried."""
     known = caps.get("supports_preserve_reasoning") is True if isinstance(caps, dict) else False
     text = source if isinstance(source, str) else ""
     own = {name: value for name, value in KEEPERS.items() if re.search(rf"\b{name}\b", text)}
@@ -217,14 +259,17 @@ def _best(
     """The arguments and the form under which the fewest tokens are read again. Raises Refuses."""
     bare = found = probe({}).verdict(Form.FIELDS)
     kwargs: dict[str, Any] = {}
+    # A template may refuse an argument that it does not know: then it goes without.
     if found.today is not None and DATE not in given:
         shown = probe({DATE: _OTHER_DAY})
-        if _OTHER_DAY in shown.render(ASK) and shown.date_in(shown.render(ASK)) is None:
-            kwargs[DATE] = found.today
+        with suppress(Refuses):
+            if _OTHER_DAY in shown.render(ASK) and shown.date_in(shown.render(ASK)) is None:
+                kwargs[DATE] = found.today
     if keeper and found.reasoning in ("dropped", "never"):
-        kept = probe({**kwargs, **keeper}).verdict(Form.FIELDS)
-        if kept.again < found.again:
-            kwargs, found = {**kwargs, **keeper}, kept
+        with suppress(Refuses):
+            kept = probe({**kwargs, **keeper}).verdict(Form.FIELDS)
+            if kept.again < found.again:
+                kwargs, found = {**kwargs, **keeper}, kept
     try:
         other = probe(kwargs).verdict(Form.VERBATIM)
     except Refuses:

@@ -16,7 +16,7 @@ from boxmaker_core.ports import Cancel
 
 from .counting import MOST_TOKENS
 from .encode import Sampling
-from .server import PROBE_SECONDS, Refused, Server
+from .server import PROBE_SECONDS, Refused, Server, Trouble
 from .wording import Message, Refuses
 
 _MISSING = (404, 405, 501)
@@ -24,6 +24,16 @@ _MISSING = (404, 405, 501)
 
 class CannotRender(Exception):
     """The server has no way to render a prompt without running it."""
+
+
+class TookLong(Trouble):
+    """The time that there was for all questions is over."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"{url} took too long to say what its chat template does",
+            "see to llama-server, which is slow or busy",
+        )
 
 
 @frozen(kw_only=True)
@@ -38,7 +48,7 @@ class Template:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
     ) -> str:
-        """Raises Refuses, CannotRender, InferenceError."""
+        """Raises Refuses, CannotRender, InferenceError; TookLong once the time is over."""
         given = {**self.sampling.get("chat_template_kwargs", {}), **kwargs}
         body = {**self.sampling, "chat_template_kwargs": given, "messages": messages}
         if tools:
@@ -71,7 +81,17 @@ class Template:
         return found
 
     def _ask(self, path: str, body: object) -> Any:
-        left = min(PROBE_SECONDS, self.until - time.monotonic())
-        return self.server.ask(
-            path, json.dumps(body).encode(), seconds=left, cancel=self.cancel, values=MOST_TOKENS
-        )
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TookLong(self.server.url)
+        data = json.dumps(body).encode()
+        try:
+            return self.server.ask(
+                path, data, seconds=min(PROBE_SECONDS, left), cancel=self.cancel, values=MOST_TOKENS
+            )
+        except Refused:
+            raise
+        except Trouble:
+            if time.monotonic() < self.until:
+                raise
+            raise TookLong(self.server.url) from None

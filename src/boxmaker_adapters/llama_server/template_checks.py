@@ -29,6 +29,7 @@ _NOW = datetime(2000, 1, 1, tzinfo=UTC)
 _CALL_MARK = "boxmaker-call"
 _RESULT_MARK = "boxmaker-result"
 _OTHER = "use another template (--chat-template-file)"
+_LOG = "see llama-server's own log"
 _ONE_CALL = "set parallel_tool_calls = false in [inference.sampling]"
 
 
@@ -97,7 +98,8 @@ def _history(settler: Settler, baseline: Baseline, props: Any) -> Check:
             remedy="use a newer llama-server",
         )
     except InferenceError as error:
-        return Check(name="history", status="warn", found=str(error), remedy="see llama-server's own log")
+        what, remedy = (error.what, error.remedy) if isinstance(error, Trouble) else (str(error), _LOG)
+        return Check(name="history", status="warn", found=what, remedy=remedy)
     if isinstance(found, str):
         return Check(
             name="history", status="warn", found=f"the chat template refuses a trial: {found}", remedy=_OTHER
@@ -121,10 +123,13 @@ def words(found: Finding) -> str:
 
 def _faults(verdict: Verdict, found: Finding) -> Iterator[tuple[str, str]]:
     """Each thing that costs tokens, and what to do about it; "" where it costs too little to act."""
+    keep = f"no argument keeps it: {_OTHER}"
+    if found.decided is not None:
+        keep = f"{found.decided} in chat_template_kwargs decides that: set it otherwise, or {_OTHER}"
     if verdict.reasoning == "dropped":
-        yield "drops reasoning once a new user message follows", f"no argument keeps it: {_OTHER}"
+        yield "drops reasoning once a new user message follows", keep
     elif verdict.reasoning == "never":
-        yield "never shows earlier reasoning", f"no argument keeps it: {_OTHER}"
+        yield "never shows earlier reasoning", keep
     if verdict.left_out == "answers":
         yield "leaves out the model's answers", f"the model does not see what it has said: {_OTHER}"
     elif verdict.left_out == "beside":
@@ -148,7 +153,7 @@ def _faults(verdict: Verdict, found: Finding) -> Iterator[tuple[str, str]]:
         yield "refuses two user messages even with an answer between them", _OTHER
     elif verdict.two_users == "bridged":
         yield "takes two user messages in a row only with an answer between, which boxmaker puts there", ""
-    if not verdict.parallel:
+    if not verdict.parallel and not found.alone:
         yield "takes one call a message only", _ONE_CALL
 
 

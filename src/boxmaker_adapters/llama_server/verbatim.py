@@ -50,6 +50,13 @@ def _said(found: Wording, spoken: Spoken) -> Iterator[str]:
         yield from (opening + spoken.content + gap + text.removeprefix(opening) for gap in _GAPS)
 
 
+def answer_wording(render: Render, spoken: Spoken, tool: str, *, after_result: bool) -> Wording | None:
+    """How the template writes such an answer, if it can go back as plain content; None if it cannot. Raises
+    Refuses."""
+    found = best_wording(render, spoken, tool, ASK_AFTER_RESULT if after_result else ASK)
+    return found if found is not None and found.whole else None
+
+
 def reconstruct(
     render: Render,
     count: Callable[[str], int],
@@ -66,8 +73,8 @@ def reconstruct(
     them each of its calls ended, None where nobody told; `count` counts those of a text. `after_result`: it
     answers the result of a tool, not a user. Raises what the two functions raise.
     """
-    found = best_wording(render, spoken, tool, ASK_AFTER_RESULT if after_result else ASK)
-    if found is None or not found.whole:
+    found = answer_wording(render, spoken, tool, after_result=after_result)
+    if found is None:
         return None
     best, least = None, inf
     for text in texts(found, spoken):

@@ -146,6 +146,8 @@ def wording(render: Render, spoken: Spoken, tool: str, before: Sequence[Message]
     if ARGUMENT in _MARKS.sub("", shown):
         # Arguments are not written as JSON here, so none has another spacing.
         shown = render([*before, fields(evolve(marked, calls=calls)), *results(calls)])
+    if not _marked_once(shown):
+        return None
     found = None
     frame = ""
     # Where the prompt opens the reasoning, a template may ask for the tag to tell such a text from an answer.
@@ -166,6 +168,13 @@ def wording(render: Render, spoken: Spoken, tool: str, before: Sequence[Message]
     if end < 0 or ARGUMENT in found.body[:end]:
         return None  # the call that was added for the asking stands before the text
     return evolve(found, body=found.body[: end + len(TEXT)])
+
+
+def _marked_once(shown: str) -> bool:
+    """Whether each mark stands there once at most: one more is the model's own word, and its text could be
+    filled into itself without end."""
+    marks = [mark[0] if mark[3] is None else mark[3] for mark in _MARKS.finditer(shown)]
+    return len(marks) == len(set(marks))
 
 
 def _framed(prompt: str, shown: str, frame: str, lead: str) -> Wording | None:
