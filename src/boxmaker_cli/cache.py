@@ -116,7 +116,8 @@ def _as_text(found: Sequence[Account]) -> Iterator[str]:
     yield f"{'turn':>5}{'#':>6}{'prompt':>9}{'reused':>9}{'ideal':>9}{'new':>8}{'again':>8}{'ms':>8}"
     for account in found:
         figures = (account.prompt, account.reused, account.ideal, account.new, account.again)
-        cells = [f"{_shown(value):>{room}}" for value, room in zip(figures, (9, 9, 9, 8, 8), strict=True)]
+        rooms = (8, 8, 8, 7, 7)
+        cells = [f" {_shown(value):>{room}}" for value, room in zip(figures, rooms, strict=True)]
         head = f"{account.turn:>5}{account.number:>6}{''.join(cells)} {_shown(account.milliseconds):>7}"
         yield f"{head} {_bar(account, marks, width, most)}".rstrip()
         if account.loss is not None:

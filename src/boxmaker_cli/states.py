@@ -46,9 +46,19 @@ def own(config: Config) -> Path:
     if config.slots.save_folder is not None:
         raise config.error(_KEY, "the embedded engine saves in the home: take it out")
     folder = config.home / "slots"
+    shown = printable(folder)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
+        status = folder.stat()
+    except FileExistsError:
+        what = "a link to what is not there" if folder.is_symlink() else "no folder"
+        raise config.error("slots.save", f"{shown} is {what}, where states are saved: move it away") from None
     except OSError as error:
-        raise config.error("slots.save", f"{printable(folder)} cannot be made: {error.strerror}") from None
+        raise config.error("slots.save", f"{shown} cannot be made: {error.strerror}") from None
+    if status.st_uid != os.geteuid():
+        raise config.error("slots.save", f"{shown} belongs to another user: move it away, or be that user")
+    if stat.S_IMODE(status.st_mode) & 0o077 or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise config.error(
+            "slots.save", f"{shown} holds conversations, and must be yours alone: chmod u=rwx,go= {shown}"
+        )
     return folder

@@ -55,7 +55,7 @@ class Account:
         """The share of `milliseconds` that went into `again`."""
         if self.milliseconds is None or not self.evaluated or self.again is None:
             return None
-        return round(self.milliseconds * self.again / self.evaluated)
+        return (2 * self.milliseconds * self.again + self.evaluated) // (2 * self.evaluated)
 
 
 @frozen(kw_only=True)

@@ -428,6 +428,37 @@ def test_an_old_server_that_tells_not_how_much_a_slot_holds_is_said_to_be_one(
     assert "b9276" in (talk.loss.detail or "")
 
 
+@pytest.mark.parametrize("kept", [0, 1, 30])
+def test_tokens_that_are_too_few_to_be_the_prompts_are_no_evidence(
+    kept: int, server: FakeLlama, model: Remembering, talk: Talk
+) -> None:
+    talk.turn()
+    model.held = (model.held or "")[:20] + "?" * (len(model.held or "") - 20)
+    server.answers[TOKENIZE] = lambda body: json_reply({"tokens": pieces(body)[:kept]})
+    talk.turn()
+    assert talk.loss.cause == "unknown"
+    assert "did not render the prompts" in (talk.loss.detail or "")
+
+
+def test_an_answer_that_was_not_counted_is_not_said_to_be_broken_off(
+    server: FakeLlama, model: Remembering, talk: Talk
+) -> None:
+    talk.turn()
+    chat = model.chat
+
+    def uncounted(body: Any) -> Reply:
+        chat(body)
+        return answer(OK, cache_n=10, prompt_n=900, predicted=-1)  # which is no count
+
+    server.otherwise = uncounted
+    talk.turn()
+    server.otherwise = chat
+    model.held = "s"
+    talk.turn()
+    assert talk.losses[-1].cause == "unknown"
+    assert "broken off" not in (talk.losses[-1].detail or "")
+
+
 @pytest.mark.parametrize("path", [SLOTS, RENDER, TOKENIZE])
 def test_a_server_that_keeps_silent_is_not_waited_for(
     path: str, server: FakeLlama, model: Remembering, talk: Talk, monkeypatch: pytest.MonkeyPatch

@@ -345,6 +345,46 @@ def test_who_has_decided_about_reasoning_is_told_that_this_is_why(server: FakeLl
     assert history(LlamaServer(server.url)).remedy.startswith("no argument keeps it")
 
 
+@pytest.mark.parametrize(
+    ("source", "shown", "printed"),
+    [
+        ("strftime_now('%H:%M:%S')", "12:01:59", True),
+        ("strftime_now('%d %b %Y %H:%M')", "02 Dec 2026 12:01", True),
+        ("strftime_now('%I:%M %p')", "12:01 AM", True),
+        ("strftime_now('%H:%M:%S')", "", False),
+        ("strftime_now('%B %Y')", "December 2026", False),
+        ("strftime_now(form)", "12:01:59", False),
+    ],
+)
+def test_a_time_of_day_is_told_though_a_trial_takes_no_time(
+    server: FakeLlama, driver: LlamaServer, source: str, shown: str, printed: bool
+) -> None:
+    speaks(server, with_tools(lambda _: chatml(shown=shown)), text=f"<think>{{{{ {source} }}}}")
+    check = history(driver)
+    assert (check.status, "prints the time of day" in check.found) == (
+        ("warn", True) if printed else ("ok", False)
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "remedy"),
+    [
+        (error(400, 'invalid type for "enable_thinking"'), "see to enable_thinking in chat_template_kwargs"),
+        (error(500, "enable_thinking is no boolean"), "see to enable_thinking in chat_template_kwargs"),
+        (error(400, "Jinja Exception: no tools"), "use a model whose chat template takes tools"),
+        (error(302, "x"), "redirects are not followed"),
+    ],
+)
+def test_what_is_not_the_templates_fault_is_not_blamed_on_it(
+    server: FakeLlama, reply: Reply, remedy: str
+) -> None:
+    server.answers[RENDER] = reply
+    driver = LlamaServer(server.url, sampling={"chat_template_kwargs": {"enable_thinking": "false"}})
+    (check,) = [check for check in driver.self_test(BASELINE, [0]) if check.name == "template"]
+    assert check.status == "fail"
+    assert check.remedy.startswith(remedy)
+
+
 # the model's own text
 
 

@@ -64,6 +64,13 @@ def test_what_another_session_left_for_the_first_completion_is_not_new() -> None
     assert (second.new, second.again) == (16, 1004)
 
 
+def test_time_is_shared_out_also_if_a_log_was_edited_to_have_too_much_of_it() -> None:
+    first, second = accounts(logs.log(logs.user(), *said(0, 100, 5), logs.user(), *said(50, 70, 5, 10**400)))
+    assert first.again_milliseconds is None
+    assert second.again == 54
+    assert second.again_milliseconds == (2 * 10**400 * 54 + 70) // 140
+
+
 def test_half_of_the_figures_are_none() -> None:
     half, after = accounts(logs.log(logs.user(), *said(5, None, 3), logs.user(), *said(5, 5, None)))
     assert (half.prompt, after.ideal) == (None, None)

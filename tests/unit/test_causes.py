@@ -19,12 +19,13 @@ from boxmaker_core.messages import SessionId, Usage
 from boxmaker_core.ports import Request
 
 S1, S2 = SessionId("s1"), SessionId("s2")
-OURS = Stay(session=S1, tokens=500)
-THEIRS = Stay(session=S2, tokens=150)
+OURS = Stay(session=S1, tokens=500, sent=1)
+THEIRS = Stay(session=S2, tokens=150, sent=1)
 LOST = Stay(session=S2, tokens=None)
 """A request of theirs that came to nothing."""
 TAKEN = SlotSeen(used=True, held=150, busy=False)
 """By them."""
+UNCOUNTED = Stay(session=S1, tokens=None, sent=1)
 BROKEN_OFF = Stay(session=S1, tokens=None)
 WARM = SlotSeen(used=True, held=500, busy=False)
 COLD = SlotSeen(used=False, held=None, busy=False)
@@ -144,7 +145,11 @@ def evidence(
             "a loopd before this one",
         ),
         ({}, "checkpoint", "went back to token 100"),
-        ({}, "checkpoint", "a client that slipped in just before this request would look the same"),
+        (
+            {},
+            "checkpoint",
+            "a client that left as many tokens, or slipped in just before this request, would look the same",
+        ),
         ({"seen": evolve(WARM, held=84)}, "other_client", "held 84 tokens where this session had left 500"),
         ({"seen": evolve(WARM, held=83)}, "unknown", "100 tokens were reused where the slot had 83"),
         ({"seen": evolve(WARM, held=83, busy=True)}, "other_client", "was at work"),
@@ -186,6 +191,7 @@ def evidence(
         ({"seen": None, "prompts": None}, "unknown", "did not render"),
         ({"prompts": None}, "unknown", "did not render"),
         ({"left": None}, "unknown", "did not count"),
+        ({"left": None, "own": UNCOUNTED, "last": UNCOUNTED}, "unknown", "known: the server did not count"),
     ],
 )
 def test_the_evidence_names_the_cause(changes: dict[str, Any], cause: str, words: str) -> None:

@@ -18,7 +18,7 @@ from boxmaker_adapters.jsonl_store import JsonlStore
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.memory_store import MemoryStore
 from boxmaker_adapters.scripted import ScriptedInference
-from boxmaker_cli import config, factories, wiring
+from boxmaker_cli import config, factories, states, wiring
 from boxmaker_cli.table import ConfigError
 from boxmaker_cli.wiring import Wired, WithClock
 from boxmaker_core import Failed, Result, ToolRequest
@@ -164,6 +164,40 @@ def test_a_folder_for_saved_slots_that_is_none_is_told_with_the_way_out(
 def test_a_folder_for_saved_slots_may_be_reached_by_a_link(build: Build, tmp_path: Path) -> None:
     (tmp_path / "states").symlink_to(tmp_path)
     build("[slots]\nsave = true\nsave_folder = 'states'")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.write_text("x"), "{} is no folder, where states are saved: move it away"),
+        (lambda path: path.symlink_to("gone"), "{} is a link to what is not there, where states are saved"),
+        (lambda path: path.symlink_to("slots"), "{} is a link to what is not there, where states are saved"),
+        (lambda path: (path.mkdir(), path.chmod(0o755)), "must be yours alone: chmod u=rwx,go= {}"),
+    ],
+    ids=["file", "link", "loop", "open"],
+)
+def test_a_folder_of_the_embedded_engine_is_not_changed_but_refused(
+    build: Build, tmp_path: Path, make: Callable[[Path], object], words: str
+) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+    folder = tmp_path / "home" / "slots"
+    make(folder)
+    mode = folder.lstat().st_mode
+    error = refused(build, "[inference]\ndriver = 'embedded'\n[slots]\nsave = true")
+    assert error.key == "slots.save"
+    assert words.format(folder) in error.why
+    assert folder.lstat().st_mode == mode
+
+
+def test_a_folder_of_the_embedded_engine_may_be_reached_by_a_link_and_is_made_for_one_user(
+    build: Build, tmp_path: Path
+) -> None:
+    made = build("[slots]\nsave = false").config
+    (tmp_path / "home").mkdir(exist_ok=True)
+    assert states.own(made).stat().st_mode & 0o777 == 0o700
+    (tmp_path / "home" / "slots").rename(tmp_path / "big")
+    (tmp_path / "home" / "slots").symlink_to(tmp_path / "big")
+    assert states.own(made) == tmp_path / "home" / "slots"
 
 
 @pytest.mark.parametrize(

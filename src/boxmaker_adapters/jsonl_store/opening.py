@@ -22,7 +22,7 @@ from .reading import RESTORE
 
 ATTEMPTS = 10
 CHUNK = 64 * 1024 * 1024
-OWNER = "the user who runs boxmaker must own it"
+OWNER = "the user who runs boxmaker must own it, and be let in by its mode (chmod u+rwX)"
 
 
 @contextmanager

@@ -161,7 +161,7 @@ def _gone_back(evidence: Evidence) -> Cause | None:
         detail=f"slot {evidence.slot} held all {evidence.left} tokens and {prompts.shared} of them fit, yet"
         f" {back}: with a sliding window (--swa-full) or recurrent layers (more --ctx-checkpoints) a model"
         " goes back to checkpoints only, once any of its answer comes back in other tokens (a client that"
-        " slipped in just before this request would look the same)",
+        " left as many tokens, or slipped in just before this request, would look the same)",
     )
 
 

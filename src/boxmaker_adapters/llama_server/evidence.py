@@ -12,7 +12,7 @@ from typing import Any
 
 from boxmaker_core import records
 from boxmaker_core.accounts import accounts
-from boxmaker_core.cache import Loss
+from boxmaker_core.cache import TOLERANCE, Loss
 from boxmaker_core.errors import InferenceError
 from boxmaker_core.ports import Cancel, Request
 from boxmaker_core.records import LogRecord
@@ -43,7 +43,7 @@ def gather(
         earlier = Request(baseline=request.baseline, records=log[: answers[-2]], slot=request.slot)
         changed = mark(encode(earlier)) != own.sent
     try:
-        prompts = _compare(server, encode, request, answers[-2:], cancel) if len(answers) > 1 else None
+        prompts = _compare(server, encode, request, answers[-2:], loss, cancel) if len(answers) > 1 else None
     except InferenceError:
         prompts = None
     return Evidence(
@@ -64,9 +64,9 @@ def _left(log: Sequence[LogRecord], answers: Sequence[int]) -> int | None:
 
 
 def _compare(
-    server: Server, encode: Encoder, request: Request, answers: Sequence[int], cancel: Cancel
+    server: Server, encode: Encoder, request: Request, answers: Sequence[int], loss: Loss, cancel: Cancel
 ) -> Prompts | None:
-    """Raises InferenceError."""
+    """None if they cannot be had, or not in the tokens that were counted. Raises InferenceError."""
     end = time.monotonic() + GATHER_SECONDS
 
     def ask(path: str, body: bytes | None = None) -> Any:
@@ -85,7 +85,7 @@ def _compare(
     if not isinstance(earlier, str) or not isinstance(newest, str):
         return None
     one, two = (_pieces(ask("/tokenize", _tokenize(text))) for text in (earlier, newest))
-    if one is None or two is None:
+    if one is None or two is None or len(one) < loss.expected - TOLERANCE:
         return None
     pairs = zip(one, two, strict=False)
     shared = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))

@@ -141,4 +141,5 @@ class Evidence:
     @property
     def broken_off(self) -> bool:
         """The session's request before was sent, and nothing is known of what became of it."""
-        return self.before is not None and self.before.own is not None and self.before.own.tokens is None
+        own = None if self.before is None else self.before.own
+        return own is not None and own.sent is None

@@ -34,7 +34,7 @@ def near(one: int | None, two: int | None) -> bool:
 @frozen(kw_only=True)
 class Stay:
     """A use of a slot: ``session`` left ``tokens`` in it, None if nobody knows how many. ``sent`` tells one
-    request's bytes from another's."""
+    request's bytes from another's, None for one that was broken off."""
 
     session: SessionId
     tokens: int | None

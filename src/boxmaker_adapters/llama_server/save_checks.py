@@ -86,7 +86,10 @@ def _faults(there: Sequence[State], mode: int, shown: str, budget: int) -> Itera
             f"if no save is running, remove from {shown}: {names}",
         )
     if mode & stat.S_IRWXO:
-        yield f"everybody may use {shown}, and states hold conversations", f"chmod o= {shown}"
+        yield (
+            f"everybody may use {shown}, and states hold conversations",
+            f"give the states a folder of their own; if it is one, chmod o= {shown}",
+        )
 
 
 def _count(number: int, word: str) -> str:

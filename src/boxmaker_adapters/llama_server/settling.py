@@ -27,6 +27,7 @@ from .probe import Probe, Verdict
 from .reply import TEXT_BYTES
 from .server import Server, Trouble
 from .template import CannotRender, Template, TookLong
+from .times import clock_of
 from .verbatim import reconstruct
 from .wording import ASK, Message, Refuses, Spoken
 
@@ -61,7 +62,8 @@ class Finding:
     """``verdict`` is for the form and the arguments that were chosen, ``bare`` for the fields as the template
     is without them, ``other`` for the form that was not chosen, None if the template refuses it. ``kwargs``
     are the arguments beside the configured ones; ``decided`` is one of those that keeps reasoning or not.
-    ``alone``: the configuration has one call a message."""
+    ``alone``: the configuration has one call a message. ``time`` is how the template prints the time of day,
+    as for `strftime`; None if it does not."""
 
     kwargs: Mapping[str, Any]
     verdict: Verdict
@@ -69,6 +71,7 @@ class Finding:
     other: Verdict | None
     decided: str | None = None
     alone: bool = False
+    time: str | None = None
 
     @property
     def form(self) -> Form:
@@ -232,7 +235,11 @@ class Settler:
                 raise
             parallel = False
             found = _best(probe, keeper, given)
-        return evolve(found, decided=decided, alone=alone)
+        clock = clock_of(
+            "\n".join(text for text in told[:2] if isinstance(text, str)), [*given, *found.kwargs]
+        )
+        ticking = clock.ticking(probe(found.kwargs).render(ASK)) if clock.forms else None
+        return evolve(found, decided=decided, alone=alone, time=ticking)
 
 
 def _fits(raw: str) -> bool:

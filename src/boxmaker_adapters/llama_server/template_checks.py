@@ -44,7 +44,7 @@ def template_checks(
             for log in _talks(baseline, slot)
         ]
     except Refused as error:
-        yield _bad_template(f"the chat template does not take tool calls: {error.refusal}")
+        yield _refused(error, baseline, encode, slot)
         return
     except Trouble as error:
         yield Check(name="template", status="fail", found=error.what, remedy=error.remedy)
@@ -85,6 +85,22 @@ def _bad_template(found: str) -> Check:
         found=found,
         remedy="use a model whose chat template takes tools, or give llama-server one (--chat-template-file)",
     )
+
+
+def _refused(error: Refused, baseline: Baseline, encode: Encoder, slot: int) -> Check:
+    """The template's doing, that of an argument which it is given, or none of both."""
+    if error.refusal.status not in (400, 500):
+        return Check(name="template", status="fail", found=error.what, remedy=error.remedy)
+    sent = json.loads(encode(Request(baseline=baseline, records=_talks(baseline, slot)[0], slot=slot)))
+    named = [name for name in sent.get("chat_template_kwargs", {}) if name in str(error.refusal)]
+    if named:
+        return Check(
+            name="template",
+            status="fail",
+            found=f"the server refuses a conversation: {error.refusal}",
+            remedy=f"see to {short(named[0])[1:-1]} in chat_template_kwargs ([inference.sampling])",
+        )
+    return _bad_template(f"the chat template does not take tool calls: {error.refusal}")
 
 
 def _history(settler: Settler, baseline: Baseline, props: Any) -> Check:
@@ -136,6 +152,11 @@ def _faults(verdict: Verdict, found: Finding) -> Iterator[tuple[str, str]]:
         yield "leaves out what is said beside a call", ""
     if verdict.tools_move:
         yield "moves the tools", _OTHER
+    if found.time is not None:
+        yield (
+            f"prints the time of day ({short(found.time)[1:-1]})",
+            f"what stands after it is read again each time it has changed: {_OTHER}",
+        )
     if verdict.today is not None and DATE not in found.kwargs:
         yield (
             f"prints the date ({short(verdict.today)[1:-1]})",

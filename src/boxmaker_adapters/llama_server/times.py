@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
 from attrs import frozen
 
@@ -23,6 +23,8 @@ _SHORT = 4
 """Letters that are too few to be known again in a prompt."""
 _ZONES = tuple(timezone(timedelta(minutes=15 * quarter)) for quarter in range(-12 * 4, 14 * 4 + 1))
 """Every zone there is: each is whole quarters of an hour from UTC."""
+_DAY = tuple(datetime(2030, 1, 1, *time, tzinfo=UTC) for time in ((1, 2, 3), (1, 4, 5)))
+"""Two times of a day, in the same half of it."""
 _APART = timedelta(minutes=1)
 """By how much two machines' clocks may differ."""
 
@@ -93,6 +95,16 @@ class Clock:
                 return None
             ends.append(max(found))
         return None if self.other else max(ends, default=None)
+
+    def ticking(self, prompt: str) -> str | None:
+        """A form of the time in `prompt` that is another one later on the same day; None for none."""
+        for form in self.forms:
+            early, late = (_text(form, time) for time in _DAY)
+            shape = re.sub(r"[A-Za-z]+", "[A-Za-z]+", re.escape(early))
+            shape = re.sub(r"[0-9]", "[0-9]", shape)
+            if early != late and len(early) >= _SHORT and re.search(shape, prompt):
+                return form
+        return None
 
     def _possible(self, form: str, prompt: str, said: str, then: Spell, now: Spell) -> set[_Pair]:
         """For each zone that the server may be in, by what `prompt` has."""
