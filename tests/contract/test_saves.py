@@ -537,11 +537,14 @@ def test_different_faults_are_told_each(
     assert all(words in message for words, message in zip(shown, caplog.messages, strict=True))
 
 
-@pytest.mark.parametrize("reply", [hang_up(), error(400, "Unable to restore slot", "invalid_request_error")])
+@pytest.mark.parametrize(
+    ("reply", "left"),
+    [(hang_up(), 1), (error(400, "Unable to restore slot", "invalid_request_error"), 0)],
+)
 def test_a_state_that_the_server_cannot_take_is_tried_once(
-    server: FakeLlama, slots: Slots, reply: Answer
+    server: FakeLlama, slots: Slots, reply: Answer, left: int
 ) -> None:
-    """It may be what brings the server down."""
+    """It may be what brings the server down; only of one that was refused it is sure."""
     driver = driver_of(server, slots.folder)
     server.script(answer("one"))
     ask(driver, later())
@@ -552,6 +555,21 @@ def test_a_state_that_the_server_cannot_take_is_tried_once(
     ask(driver, later())
     ask(driver, later())
     assert server.count(RESTORE) == 1
+    assert len(states(slots.folder)) == left
+
+
+def test_a_fault_is_told_once_whatever_the_slot(
+    server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.slots = 2
+    server.answers[SAVE] = server.answers["/slots/1?action=save"] = hang_up()
+    driver = driver_of(server, slots.folder)
+    server.script(answer("one"), answer("two"))
+    with caplog.at_level(logging.WARNING):
+        for slot in range(2):
+            ask(driver, evolve(later(f"s{slot}"), slot=slot))
+        driver.close()
+    assert len(caplog.messages) == 1
 
 
 def two_on_one_slot(driver: LlamaServer, server: FakeLlama, slots: Slots) -> None:
@@ -620,6 +638,17 @@ def test_a_restore_that_fails_gives_a_warm_slot_back(server: FakeLlama, slots: S
     assert [name.split(".")[0] for name in slots.restored] == ["s2"]
     assert slots.slot["n_prompt_tokens"] == HELD
     assert [state.key.split(".")[0] for state in states(slots.folder)] == ["s2"]
+
+
+def test_a_cold_slot_is_given_nothing_else_than_the_sessions_own(server: FakeLlama, slots: Slots) -> None:
+    driver = driver_of(server, slots.folder)
+    two_on_one_slot(driver, server, slots)
+    slots.slot = {"id": 0, "is_processing": False}
+    server.answers[RESTORE] = error(400, "Unable to restore slot", "invalid_request_error")
+    server.script(answer("", calls=[("i", "clock", "{}")]))
+    ask(driver, later("s1"))
+    asked = [json.loads(got.raw)["filename"].split(".")[0] for got in server.requests if got.path == RESTORE]
+    assert asked == ["s1"]
 
 
 def test_a_restore_makes_what_was_saved_of_the_slot_void(server: FakeLlama, slots: Slots) -> None:

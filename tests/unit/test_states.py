@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -183,12 +184,16 @@ def test_a_state_over_the_budget_by_itself_goes_and_is_not_written_again(tmp_pat
     assert names(tmp_path) == {other}
 
 
-def test_a_lower_budget_holds_from_the_next_save_on(tmp_path: Path) -> None:
+def test_a_lower_budget_holds_from_the_next_save_on_and_what_goes_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = [state_key(SessionId(name), "home", 1) for name in ("a", "b", "c")]
     for used, key in enumerate(keys):
         save(tmp_path, key)
         age(tmp_path, f"{key}.10.slot", used)
-    shelf(tmp_path, budget=15).begin(KEY, 1)
+    with caplog.at_level(logging.INFO):
+        shelf(tmp_path, budget=15).begin(KEY, 1)
+    assert [message.split()[0] for message in caplog.messages] == [f"{key}.10.slot" for key in keys[:2]]
     assert {state.key for state in states(tmp_path)} == {keys[2]}
 
 
@@ -256,10 +261,22 @@ def test_no_state_is_written_that_would_fill_the_disk(
             seen.begin(KEY, tokens)
 
 
-def test_a_state_that_is_not_where_the_server_wrote_it_makes_the_folder_unusable(tmp_path: Path) -> None:
+def test_a_state_that_is_not_where_the_server_wrote_it_or_cannot_be_read_makes_the_folder_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = shelf(tmp_path)
     with pytest.raises(Unusable, match="No such file"):
         seen.keep(KEY, seen.begin(KEY, 10), 10, 10)
+    part = seen.begin(KEY, 10)
+    (tmp_path / part).write_bytes(b"x" * 10)
+
+    def refuses(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuses)
+        with pytest.raises(Unusable, match="Permission denied"):
+            seen.keep(KEY, part, 10, 10)
     part = seen.begin(KEY, 10)
     (tmp_path / part).mkdir()
     with pytest.raises(Unusable):

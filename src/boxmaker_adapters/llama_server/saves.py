@@ -181,14 +181,13 @@ class Saves:
             name = self._shelf.find(self._key(session_of(request), cancel))
             if name is None:
                 return Restore()
-            held = self._held.pop(slot, None)
+            held = self._held.get(slot)
             try:
                 tokens = self._bring(slot, name, cancel)
             except Refused:
                 # The server has emptied the slot over it. What was there is on disk, too.
                 if held is not None and not _cold(seen):
                     self._bring(slot, held.name, cancel)
-                    self._held[slot] = held
                 raise
             return Restore(tokens=tokens, failed=tokens is None)
         except ShuttingDown:
