@@ -9,18 +9,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from fakes import logs
+from fakes.asking import BASELINE
 from fakes.chatml import chatml, letters
 from fakes.fake_llama import Answer, FakeLlama, Reply, answer, error, hang_up, json_reply
 
 from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
 from boxmaker_adapters.llama_server import evidence, slots
 from boxmaker_adapters.llama_server.client import LlamaServer
+from boxmaker_adapters.llama_server.encode import encoder
 from boxmaker_adapters.llama_server.wording import Message
 from boxmaker_adapters.memory_store import MemoryStore
 from boxmaker_adapters.scripted import FakeClock
 from boxmaker_core import CORE, Loop, Registry, assemble
+from boxmaker_core.cache import Loss
 from boxmaker_core.errors import InferenceError, ShuttingDown
 from boxmaker_core.events import CacheLoss, Content, TurnEvent
+from boxmaker_core.ports import Request
 
 RENDER, TOKENIZE, SLOTS = "/apply-template", "/tokenize", "/slots"
 EVE = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -438,6 +443,28 @@ def test_tokens_that_are_too_few_to_be_the_prompts_are_no_evidence(
     talk.turn()
     assert talk.loss.cause == "unknown"
     assert "did not render the prompts" in (talk.loss.detail or "")
+
+
+def test_what_an_answer_without_its_usage_left_is_not_known() -> None:
+    """As a kill between the two leaves it: the usage before belongs to another answer."""
+    torn = (
+        logs.user(),
+        logs.assistant(content="a"),
+        logs.usage(0, 90, 5),
+        logs.user(),
+        logs.assistant(content="b"),
+    )
+    log = logs.log(*torn, logs.user(), logs.assistant(content="c"), logs.usage(0, 130, 5))
+    whole = [each for each in log if each != log[5]]
+    for records, left in ((log, None), (whole, 94)):
+        asked = Request(baseline=BASELINE, records=records, slot=0)
+        with FakeLlama() as server:
+            driver = LlamaServer(server.url)
+            sent = encoder(thinking_cap=0, sampling={})
+            found = evidence.gather(
+                driver._server, sent, asked, Loss(expected=90, got=0), None, threading.Event()
+            )
+        assert found.left == left
 
 
 def test_an_answer_that_was_not_counted_is_not_said_to_be_broken_off(

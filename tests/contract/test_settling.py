@@ -394,9 +394,10 @@ def said(
     baseline: Baseline,
     *talk: LogRecord,
     tokens: int = len(WRITTEN) + 1,
+    finish: str = "tool_calls",
 ) -> Completion:
     calls = (ToolCall(id="c1", name="echo", arguments=ODD),)
-    server.script(answer(None, calls=calls, predicted=tokens))
+    server.script(answer(None, calls=calls, predicted=tokens, finish=finish))
     request = Request(baseline=baseline, records=logs.log(*(talk or (logs.user("hi"),))), slot=0)
     return driver.complete(request, lambda _: None, threading.Event())
 
@@ -409,6 +410,13 @@ def test_a_session_of_the_verbatim_form_gets_the_models_own_text(
     asked = server.count(RENDER)
     assert said(driver, server, BASELINE).raw is None
     assert server.count(RENDER) == asked
+
+
+def test_an_answer_that_was_cut_off_is_not_put_together(server: FakeLlama, driver: LlamaServer) -> None:
+    """What the template would write after it, the model has not written."""
+    speaks(server, lambda _: chatml())
+    assert said(driver, server, VERBATIM, finish="length").raw is None
+    assert server.count(RENDER) == 0
 
 
 def test_a_text_that_no_log_can_hold_is_left_out(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import date
 
 import pytest
+from attrs import evolve
 from fakes.chatml import chatml, letters
 
 from boxmaker_adapters.llama_server.probe import Probe, Step, Verdict
@@ -166,6 +167,23 @@ def test_a_date_is_found_also_where_it_is_another_day(shown: str) -> None:
 
 def test_another_date_is_none() -> None:
     assert probe(chatml(shown="2024-07-26")).verdict(Form.FIELDS).today is None
+
+
+def test_a_date_in_a_tools_own_text_is_none_of_the_templates() -> None:
+    tool = evolve(CORE[0], description="Since 2026-12-01 it finds tools.")
+
+    def shown(messages: Sequence[Message]) -> str:
+        return tool.description + chatml()(messages)
+
+    asked = evolve(probe(shown), tools=(tool,))
+    assert asked.verdict(Form.FIELDS).today is None
+
+
+def test_an_answer_that_ended_inside_its_reasoning_comes_together_again() -> None:
+    spoken = Spoken(reasoning="hm, hm")
+    written = "hm, hm"
+    found = reconstruct(chatml(opening="<think>\n"), len, spoken, "clock", len(written) + 1)
+    assert found == "<think>\n" + written
 
 
 # templates that do what real ones do
