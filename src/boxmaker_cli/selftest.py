@@ -21,9 +21,9 @@ from attrs import frozen
 from boxmaker_adapters.channel_protocol import check_path
 from boxmaker_core.baseline import Baseline
 from boxmaker_core.errors import BaselineError, BoxmakerError, InferenceError
-from boxmaker_core.loop import room
 from boxmaker_core.messages import short
 from boxmaker_core.ports import Check, SelfTesting
+from boxmaker_core.room import room
 from boxmaker_core.tools import CORE
 
 from . import wiring

@@ -11,26 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, assert_never, cast
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from . import events, records
 from .baseline import Baseline
 from .cache import Cause, Loss, cache_outcome, checked
-from .errors import IllegalRecord, InferenceError, LogCorrupt, SessionBusy, SessionFull
+from .errors import IllegalRecord, LogCorrupt, SessionBusy
 from .events import TurnEvent
 from .limits import Limits, cut, safe_text
 from .messages import Completion, Ending, SessionId, ToolCall, Usage, session_id, user_text
 from .ports import Cancel, Clock, Explaining, Inference, Request, SessionLog, SessionStore, ToolPort
 from .records import DataClass, LogRecord
+from .room import Room
 from .session import Session
 from .slots import SlotBook
 from .tools import Failed, Registry, Result, ToolRequest
 from .turn import AnswerCall, AskModel, Fail, Finish, Moment, RunCall, TakeMessage, decide
-
-MESSAGE_TOKENS = 64
-"""More than any known template spends on a message beside its text; for estimates from above."""
-UNCOUNTED_BYTES = 1024
-"""So long a message is taken without asking a server that cannot be asked whether it fits."""
 
 
 @frozen(kw_only=True)
@@ -136,11 +132,6 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def room(context: int) -> int:
-    """Tokens that a prompt may have: some are kept for an answer."""
-    return context - min(256, context // 16)
-
-
 @define(kw_only=True)
 class _Turn:
     """One turn while it runs; what it knows beside the log is its `Moment`."""
@@ -195,53 +186,16 @@ class _Turn:
 
     def _take_message(self) -> None:
         user = records.User(time=self.loop.clock(), content=self.text)
-        self._check_room(user)
+        room = Room(
+            inference=self.loop.inference,
+            session=self.session,
+            request=self._request(),
+            on_event=self.on_event,
+            cancel=self.cancel,
+        )
+        room.check(user)
         self._append(user)
         self.user_appended = True
-
-    def _check_room(self, user: records.User) -> None:
-        """Refuse a message that cannot fit, while the session is still free of it.
-
-        Room is kept for an answer: a prompt that just fits would end the session at its first words.
-        """
-        try:
-            self._check_count(user)
-        except InferenceError as error:
-            # Asking the model will tell that properly, with retries, but a long message that turned out
-            # not to fit would have ended the session by then.
-            if isinstance(error, SessionFull) or len(user.content.encode()) > UNCOUNTED_BYTES:
-                raise
-
-    def _check_count(self, user: records.User) -> None:
-        try:
-            context = self.loop.inference.context
-        except InferenceError:
-            pass  # it may only be loading, which `count` waits for
-        else:
-            if context is None or self._tokens_at_most(user) <= room(context):
-                return
-        count = self._count(user)
-        context = self.loop.inference.context  # the server may have come back with another one
-        if count is None or context is None or count <= room(context):
-            return
-        least = self._count(records.User(time=user.time, content="x"))
-        hopeless = least is not None and least > room(context)
-        raise SessionFull(count, context, "start a new session" if hopeless else "send a shorter message")
-
-    def _tokens_at_most(self, user: records.User) -> float:
-        """From above: no tokenizer gives more tokens than bytes; a template may escape, so bytes are
-        taken twice."""
-        last = self.session.last_usage
-        if last is None or last.prompt is None:
-            return float("inf")
-        size = self.session.uncounted_bytes + len(user.content.encode())
-        messages = self.session.uncounted_messages + 2
-        return last.prompt + (last.predicted_n or 0) + 2 * size + MESSAGE_TOKENS * messages
-
-    def _count(self, user: records.User) -> int | None:
-        # What follows may be another message, so nothing of this request may be kept for it.
-        request = evolve(self._request(), records=[*self.session.records, user], memo={})
-        return self.loop.inference.count(request, self.on_event, self.cancel)
 
     def _ask(self) -> None:
         before = self.session.last_usage
