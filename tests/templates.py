@@ -64,7 +64,8 @@ def rows(files: Sequence[Path]) -> Iterator[str]:
 def main(arguments: Sequence[str]) -> int:
     files = sorted(Path(arguments[0]).glob("*.jinja")) if arguments else FILES
     if not files:
-        print(f"{arguments[0]} has no *.jinja: give the folder that has the templates", file=sys.stderr)  # noqa: T201
+        why = f"{arguments[0]} has no *.jinja: give the folder that has the templates"
+        print(why, file=sys.stderr)  # noqa: T201 - it is a program
         return 2
     for row in rows(files):
         print(row, flush=True)  # noqa: T201 - it is a program

@@ -171,7 +171,7 @@ def without(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
         (
             without(b'"usage"', b'"usages"'),
             "nothing that the server told figures of",
-            "error: the log is damaged",
+            "error: the log is damaged before its end; what stands before that is shown: ",
         ),
         (
             without(b'{"type":"cache_loss"', b'"'),

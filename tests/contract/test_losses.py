@@ -18,6 +18,7 @@ from boxmaker_adapters.fake_tools import SCHEMAS, FakeTools
 from boxmaker_adapters.llama_server import evidence, slots
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.llama_server.encode import encoder
+from boxmaker_adapters.llama_server.server import server as address
 from boxmaker_adapters.llama_server.wording import Message
 from boxmaker_adapters.memory_store import MemoryStore
 from boxmaker_adapters.scripted import FakeClock
@@ -447,23 +448,14 @@ def test_tokens_that_are_too_few_to_be_the_prompts_are_no_evidence(
 
 def test_what_an_answer_without_its_usage_left_is_not_known() -> None:
     """As a kill between the two leaves it: the usage before belongs to another answer."""
-    torn = (
-        logs.user(),
-        logs.assistant(content="a"),
-        logs.usage(0, 90, 5),
-        logs.user(),
-        logs.assistant(content="b"),
-    )
-    log = logs.log(*torn, logs.user(), logs.assistant(content="c"), logs.usage(0, 130, 5))
-    whole = [each for each in log if each != log[5]]
-    for records, left in ((log, None), (whole, 94)):
-        asked = Request(baseline=BASELINE, records=records, slot=0)
-        with FakeLlama() as server:
-            driver = LlamaServer(server.url)
-            sent = encoder(thinking_cap=0, sampling={})
-            found = evidence.gather(
-                driver._server, sent, asked, Loss(expected=90, got=0), None, threading.Event()
-            )
+    first = (logs.user(), logs.assistant(content="a"), logs.usage(0, 90, 5))
+    torn = (logs.user(), logs.assistant(content="b"))
+    last = (logs.user(), logs.assistant(content="c"), logs.usage(0, 130, 5))
+    loss, away = Loss(expected=90, got=0), address("http://127.0.0.1:1", api_key=None, connect_timeout=1.0)
+    for log, left in ((logs.log(*first, *torn, *last), None), (logs.log(*first, *last), 94)):
+        asked = Request(baseline=BASELINE, records=log, slot=0)
+        encode = encoder(thinking_cap=0, sampling={})
+        found = evidence.gather(away, encode, asked, loss, None, threading.Event())
         assert found.left == left
 
 

@@ -20,6 +20,7 @@ from boxmaker_adapters.llama_server import saves, shelves
 from boxmaker_adapters.llama_server import slots as slots_module
 from boxmaker_adapters.llama_server.client import LlamaServer
 from boxmaker_adapters.llama_server.saves import Saving
+from boxmaker_adapters.llama_server.server import server as address
 from boxmaker_adapters.llama_server.states import states
 from boxmaker_cli import config, wiring
 from boxmaker_core.events import ChatEvent, Queued
@@ -69,8 +70,11 @@ def slots(server: FakeLlama, tmp_path: Path) -> Slots:
 MADE: list[LlamaServer] = []
 
 
-def driver_of(server: FakeLlama, folder: Path | None, budget: int = 1000) -> LlamaServer:
-    MADE.append(LlamaServer(server.url, saving=Saving(folder=folder, budget=budget)))
+def driver_of(
+    server: FakeLlama, folder: Path | None, budget: int = 1000, connect_timeout: float = 5.0
+) -> LlamaServer:
+    saving = Saving(folder=folder, budget=budget)
+    MADE.append(LlamaServer(server.url, saving=saving, connect_timeout=connect_timeout))
     return MADE[-1]
 
 
@@ -85,6 +89,15 @@ def ask(driver: LlamaServer, asked: Request) -> list[ChatEvent]:
     events: list[ChatEvent] = []
     driver.complete(asked, events.append, Hurry())
     return events
+
+
+def warnings(driver: LlamaServer, caplog: pytest.LogCaptureFixture, *, turns: int) -> list[str]:
+    """What is logged while a session has so many more turns, which are the driver's last."""
+    with caplog.at_level(logging.WARNING):
+        for _ in range(turns):
+            ask(driver, later())
+        driver.close()
+    return caplog.messages
 
 
 def test_a_state_is_saved_after_the_answer_that_ends_a_turn_and_not_before(
@@ -201,12 +214,9 @@ def test_a_restore_that_fails_is_a_plain_prefill_and_told_once(
     server.answers[RESTORE] = reply
     second = driver_of(server, slots.folder)
     server.script(answer("two"), answer("three"))
-    with caplog.at_level(logging.WARNING):
-        ask(second, later())
-        ask(second, later())
-        second.close()
-    assert len(caplog.messages) == 1
-    assert words in caplog.messages[0]
+    told = warnings(second, caplog, turns=2)
+    assert len(told) == 1
+    assert words in told[0]
 
 
 def test_a_save_that_fails_is_told_and_harms_nobody(
@@ -215,12 +225,9 @@ def test_a_save_that_fails_is_told_and_harms_nobody(
     server.answers[SAVE] = error(501, "This server does not support slots action.", "not_supported_error")
     driver = driver_of(server, slots.folder)
     server.script(answer("one"), answer("two"))
-    with caplog.at_level(logging.WARNING):
-        ask(driver, later())
-        ask(driver, later())
-        driver.close()
-    assert len(caplog.messages) == 1
-    assert "start llama-server with --slot-save-path" in caplog.messages[0]
+    told = warnings(driver, caplog, turns=2)
+    assert len(told) == 1
+    assert "start llama-server with --slot-save-path" in told[0]
 
 
 def test_a_save_that_hangs_does_not_hold_up_the_end(
@@ -252,10 +259,8 @@ def test_half_a_state_is_not_kept(server: FakeLlama, slots: Slots, caplog: pytes
     )
     driver = driver_of(server, slots.folder)
     server.script(answer("one"))
-    with caplog.at_level(logging.WARNING):
-        ask(driver, later())
-        driver.close()
-    assert "has 100 bytes where the server wrote 7" in caplog.text
+    told = warnings(driver, caplog, turns=1)
+    assert "has 100 bytes where the server wrote 7" in told[0]
     assert list(slots.folder.iterdir()) == []
 
 
@@ -324,13 +329,10 @@ def test_a_server_that_does_not_tell_its_model_saves_and_restores_nothing(
     server.answers["/v1/models"] = json_reply({"data": []})
     server.script(answer("one"), answer("two"))
     driver = driver_of(server, slots.folder)
-    with caplog.at_level(logging.WARNING):
-        ask(driver, later())
-        ask(driver, later())
-        driver.close()
+    told = warnings(driver, caplog, turns=2)
     assert (server.count(SAVE), server.count(RESTORE)) == (0, 0)
-    assert len(caplog.messages) == 1
-    assert "does not tell its model and context" in caplog.messages[0]
+    assert len(told) == 1
+    assert "does not tell its model and context" in told[0]
 
 
 @pytest.mark.parametrize("saved", [0, HELD - 3, HELD + 3, 5000, None, "10", True])
@@ -370,11 +372,9 @@ def test_an_answer_to_a_save_that_tells_nothing_is_said_to_be_one(
     server.answers[SAVE] = json_reply([])
     driver = driver_of(server, slots.folder)
     server.script(answer("one"))
-    with caplog.at_level(logging.WARNING):
-        ask(driver, later())
-        driver.close()
-    assert len(caplog.messages) == 1
-    assert "it held an unknown number of tokens" in caplog.messages[0]
+    told = warnings(driver, caplog, turns=1)
+    assert len(told) == 1
+    assert "it held an unknown number of tokens" in told[0]
 
 
 def test_a_completion_that_was_not_counted_is_not_saved(server: FakeLlama, slots: Slots) -> None:
@@ -500,12 +500,9 @@ def test_a_folder_that_cannot_be_read_costs_no_turn_and_is_told_once(
 ) -> None:
     driver = driver_of(server, tmp_path / "gone")
     server.script(*(answer("a") for _ in range(2)))
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            ask(driver, later())
-        driver.close()
+    told = warnings(driver, caplog, turns=2)
     assert server.count(SAVE) == server.count(RESTORE) == 0
-    assert [message.split(str(tmp_path))[0] for message in caplog.messages] == [
+    assert [message.split(str(tmp_path))[0] for message in told] == [
         "no state can be taken from ",
         "the states in ",
     ]
@@ -515,26 +512,24 @@ def test_different_faults_are_told_each(
     server: FakeLlama, slots: Slots, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = driver_of(server, slots.folder)
-    ends: list[tuple[int, int]] = [(HELD, 100), (0, 100), (HELD, 7)]
+    refusal = error(400, "Unable to save slot", "invalid_request_error")
+    ends = iter([(HELD, 100), (0, 100), (HELD, 7), None])
 
     def save(body: Any) -> Reply:
         slots.save(body)
-        saved, written = ends[server.count(SAVE) - 1]
-        return json_reply({"n_saved": saved, "n_written": written})
+        match next(ends):
+            case (saved, written):
+                return json_reply({"n_saved": saved, "n_written": written})
+            case _:
+                return refusal
 
     server.answers[SAVE] = save
     server.answers[RESTORE] = error(400, "Unable to restore slot", "invalid_request_error")
     server.script(*(answer("a") for _ in range(4)))
-    with caplog.at_level(logging.WARNING):
-        for _ in ends:
-            ask(driver, later())
-            driver._saves._running[0].join(PATIENCE)  # type: ignore[union-attr]
-        server.answers[SAVE] = error(400, "Unable to save slot", "invalid_request_error")
-        ask(driver, later())
-        driver.close()
+    told = warnings(driver, caplog, turns=4)
     shown = ["could not be restored", "held 0 tokens", "wrote 7", "could not be saved"]
-    assert len(caplog.messages) == len(shown)
-    assert all(words in message for words, message in zip(shown, caplog.messages, strict=True))
+    assert len(told) == len(shown)
+    assert all(words in message for words, message in zip(shown, told, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -698,8 +693,8 @@ def test_a_server_that_hangs_is_not_waited_for(
 
     server.answers["/slots"] = server.answers["/health"] = hangs
     server.script(answer("two"))
-    made = LlamaServer(server.url, connect_timeout=0.01, saving=Saving(folder=slots.folder, budget=1000))
-    made.complete(later(), lambda _: None, threading.Event())
+    driver = driver_of(server, slots.folder, connect_timeout=0.01)
+    driver.complete(later(), lambda _: None, threading.Event())
     go.set()
     assert (server.count("/slots"), server.count("/health")) == (1, 1)
 
@@ -718,12 +713,9 @@ def test_what_nobody_thought_of_costs_no_turn(
     monkeypatch.setattr(shelves.Seen, "find" if path == RESTORE else "begin", breaks)
     driver = driver_of(server, slots.folder)
     server.script(answer("one"), answer("two"))
-    with caplog.at_level(logging.WARNING):
-        ask(driver, later())
-        ask(driver, later())
-        driver.close()
-    assert len(caplog.messages) == 1
-    assert "ZeroDivisionError: oh" in caplog.messages[0]
+    told = warnings(driver, caplog, turns=2)
+    assert len(told) == 1
+    assert "ZeroDivisionError: oh" in told[0]
 
 
 def test_after_the_end_nothing_is_saved(server: FakeLlama, slots: Slots) -> None:
@@ -746,7 +738,9 @@ def test_a_restore_helped_if_half_of_it_was_reused(
     restored: int,
     told: bool,
 ) -> None:
-    saver = saves.Saves(LlamaServer(server.url)._server, Saving(folder=slots.folder, budget=1))
+    saver = saves.Saves(
+        address(server.url, api_key=None, connect_timeout=5.0), Saving(folder=slots.folder, budget=1)
+    )
     with caplog.at_level(logging.WARNING):
         saver.judge(later(), restored, reused)
     assert len(caplog.messages) == told

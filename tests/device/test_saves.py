@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from fakes.daemon import Daemon, environment
 from fakes.llama_process import PATIENCE, LlamaProcess
 from fakes.real_engine import data
@@ -23,6 +25,7 @@ from boxmaker_core import CORE, Loop, Registry, SessionId, assemble
 from boxmaker_core.accounts import Account, accounts
 from boxmaker_core.baseline import Baseline
 from boxmaker_core.errors import TurnLimit
+from boxmaker_core.records import SessionStart
 
 MIB = 1024 * 1024
 SHORT = assemble("You are an assistant with nothing to do but to greet whoever greets you. Be brief.", ())
@@ -38,6 +41,22 @@ def folder(tmp_path: Path) -> Path:
 
 def server(folder: Path, **parameters: object) -> LlamaProcess:
     return LlamaProcess(slot_save_path=f"{folder}/", **parameters)
+
+
+def driver_of(engine: LlamaProcess, saving: Saving) -> LlamaServer:
+    return LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 20}, saving=saving)
+
+
+def loop_of(driver: LlamaServer, home: Path, baseline: Baseline) -> Loop:
+    clock = FakeClock()
+    return Loop(
+        inference=driver,
+        store=JsonlStore(home, sync=False),
+        tools=FakeTools(clock),
+        registry=Registry(SCHEMAS),
+        baseline=lambda: baseline,
+        clock=clock,
+    )
 
 
 def turn(loop: Loop, session: str, text: str, *, resume: bool) -> None:
@@ -60,18 +79,8 @@ class Talk:
         self.saving = Saving(folder=folder, budget=budget)
 
     def turn(self, session: str = "s1") -> Account:
-        clock = FakeClock()
-        driver = LlamaServer(
-            self.engine.url, sampling={"temperature": 0, "max_tokens": 20}, saving=self.saving
-        )
-        loop = Loop(
-            inference=driver,
-            store=JsonlStore(self.home, sync=False),
-            tools=FakeTools(clock),
-            registry=Registry(SCHEMAS),
-            baseline=lambda: self.baseline,
-            clock=clock,
-        )
+        driver = driver_of(self.engine, self.saving)
+        loop = loop_of(driver, self.home, self.baseline)
         resume = (self.home / "sessions" / session).exists()
         with closing(driver):
             turn(loop, session, "hi", resume=resume)
@@ -111,17 +120,8 @@ def test_a_state_that_does_not_fit_is_a_plain_prefill(folder: Path, tmp_path: Pa
 
 def test_sessions_that_take_turns_on_one_slot_lose_nothing_once_saved(folder: Path, tmp_path: Path) -> None:
     with server(folder, cache_ram_mib=0) as engine:
-        saving = Saving(folder=folder, budget=1024 * MIB)
-        clock = FakeClock()
-        driver = LlamaServer(engine.url, sampling={"temperature": 0, "max_tokens": 20}, saving=saving)
-        loop = Loop(
-            inference=driver,
-            store=JsonlStore(tmp_path, sync=False),
-            tools=FakeTools(clock),
-            registry=Registry(SCHEMAS),
-            baseline=lambda: SHORT,
-            clock=clock,
-        )
+        driver = driver_of(engine, Saving(folder=folder, budget=1024 * MIB))
+        loop = loop_of(driver, tmp_path, SHORT)
         for number in range(3):
             for session in ("s1", "s2"):
                 turn(loop, session, f"I am {' '.join(session * 10)}.", resume=number > 0)
@@ -129,6 +129,54 @@ def test_sessions_that_take_turns_on_one_slot_lose_nothing_once_saved(folder: Pa
     for session in ("s1", "s2"):
         found = accounts(JsonlStore(tmp_path).read(SessionId(session)).records)
         assert [account.again for account in found] == [0, 0, 0]
+
+
+def test_a_state_that_the_server_refuses_costs_who_was_in_the_slot_nothing(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server empties the slot over it, so that without more even what both begin with would be gone."""
+    with server(folder, cache_ram_mib=0) as engine:
+        driver = driver_of(engine, Saving(folder=folder, budget=1024 * MIB))
+        loop = loop_of(driver, tmp_path, LONG)
+        for session in ("s1", "s2"):
+            turn(loop, session, "hi", resume=False)
+        turn(loop, "s3", "hi", resume=False)  # which waits until the second one is saved
+        (damaged,) = (folder / state.name for state in states(folder) if state.key.startswith("s1."))
+        damaged.write_bytes(bytes(damaged.stat().st_size))
+        turn(loop, "s1", "hi", resume=True)
+        driver.close()
+    first, last = accounts(JsonlStore(tmp_path).read(SessionId("s1")).records)
+    assert "could not be restored" in caplog.text
+    assert first.prompt is not None
+    assert last.reused is not None
+    assert last.reused > first.prompt - 50, "all but the user's message stood in the other's prompt as well"
+
+
+def test_sessions_on_two_slots_have_each_its_own_again_after_a_kill(folder: Path, tmp_path: Path) -> None:
+    with server(folder, n_parallel=2, n_ctx=8192) as engine:
+        for number in range(2):
+            with closing(driver_of(engine, Saving(folder=folder, budget=1024 * MIB))) as driver:
+                loop = evolve(loop_of(driver, tmp_path, LONG), slots=(0, 1))
+                turns = [
+                    threading.Thread(target=turn, args=(loop, session, "hi"), kwargs={"resume": number > 0})
+                    for session in ("s1", "s2")
+                ]
+                for each in turns:
+                    each.start()
+                for each in turns:
+                    each.join()
+            engine.kill()
+            engine.start()
+    slots = set()
+    for session in ("s1", "s2"):
+        log = JsonlStore(tmp_path).read(SessionId(session)).records
+        first, last = accounts(log)
+        assert isinstance(log[0], SessionStart)
+        slots.add(log[0].slot)
+        assert first.prompt is not None
+        assert last.reused is not None
+        assert (last.loss, last.reused >= first.prompt) == (None, True)
+    assert slots == {0, 1}
 
 
 def test_the_oldest_states_go_when_the_budget_is_spent(folder: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_state_that_cannot_be_seen_is_kept_only_if_something_was_written(writt
         unseen.keep(KEY, part, written, 10)
     assert unseen.find(KEY) is None
     assert unseen.keep(KEY, part, 10, 10) == unseen.find(KEY) == part
-    unseen.forget(part, refused=False)
+    unseen.forget(part, False)
     assert unseen.find(KEY) is None
 
 
@@ -172,16 +172,16 @@ def test_a_state_that_cannot_be_marked_is_found_and_that_is_told(
 
 
 def test_a_state_over_the_budget_by_itself_goes_and_is_not_written_again(tmp_path: Path) -> None:
-    seen = shelf(tmp_path, budget=10)
-    other = save_on(seen, state_key(SessionId("other"), "home", 1))
-    part = seen.begin(KEY, 11)
-    (tmp_path / part).write_bytes(b"x" * 11)
+    seen = shelf(tmp_path, budget=30)
+    others = {save_on(seen, state_key(SessionId("other"), "home", 1)), save_on(seen)}
+    part = seen.begin(KEY, 31)
+    (tmp_path / part).write_bytes(b"x" * 31)
     with pytest.raises(NotKept, match="save_budget"):
-        seen.keep(KEY, part, 11, 11)
+        seen.keep(KEY, part, 31, 31)
     seen.drop(part)
     with pytest.raises(NotKept, match="none is saved"):
-        seen.begin(KEY, 12)
-    assert names(tmp_path) == {other}
+        seen.begin(KEY, 32)
+    assert names(tmp_path) == others, "no other went for it"
 
 
 def test_a_lower_budget_holds_from_the_next_save_on_and_what_goes_is_logged(
@@ -212,7 +212,7 @@ def test_a_state_that_the_server_could_not_take_is_not_tried_again_until_it_is_a
 ) -> None:
     seen = shelf(tmp_path)
     name = save_on(seen)
-    seen.forget(name, refused=refused)
+    seen.forget(name, refused)
     assert seen.find(KEY) is None
     assert (tmp_path / name).exists() is not refused
     assert save_on(seen) == name == seen.find(KEY)

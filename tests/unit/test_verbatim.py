@@ -56,23 +56,24 @@ def test_marks_in_the_models_own_words_are_just_words() -> None:
     assert reconstruct(chatml(), len, spoken, "clock", len(written) + 1) == written
 
 
+def tagged(messages: Sequence[Message]) -> str:
+    """With each argument in a tag, as some templates for code models have them."""
+    text = ""
+    for message in messages:
+        text += f"<m>{message.get('reasoning_content', '')}{message['content']}"
+        for call in message.get("tool_calls", ()):
+            for key, value in json.loads(call["function"]["arguments"]).items():
+                text += f"<{key}>{value}</{key}>"
+        text += "</m>"
+    return f"{text}<m>"
+
+
 @pytest.mark.parametrize("number", ["0", "7", "9" * 5000])
 def test_what_looks_like_a_mark_in_arguments_that_are_not_written_as_json_is_just_a_word(number: str) -> None:
-    def render(messages: Sequence[Message]) -> str:
-        """With each argument in a tag, as some templates for code models have them."""
-        text = ""
-        for message in messages:
-            text += f"<m>{message['content']}"
-            for call in message.get("tool_calls", ()):
-                for key, value in json.loads(call["function"]["arguments"]).items():
-                    text += f"<{key}>{value}</{key}>"
-            text += "</m>"
-        return f"{text}<m>"
-
     word = f"{{'BoxmakerArgument{number}': 0}}"
     written = f"So.<text>{word}</text>"
     spoken = Spoken(content="So.", calls=(call(json.dumps({"text": word})),))
-    found = reconstruct(render, len, spoken, "clock", len(written) + 1)
+    found = reconstruct(tagged, len, spoken, "clock", len(written) + 1)
     assert found == (None if number == "0" else written)
 
 
@@ -80,22 +81,12 @@ def test_what_looks_like_a_mark_in_arguments_that_are_not_written_as_json_is_jus
 def test_marks_that_the_model_repeats_are_not_filled_in(mark: str) -> None:
     """Its text would grow with each of them."""
 
-    def render(messages: Sequence[Message]) -> str:
-        text = "<s>"
-        for message in messages:
-            text += f"<m>{message.get('reasoning_content', '')}{message['content']}"
-            for call in message.get("tool_calls", ()):
-                values = json.loads(call["function"]["arguments"])
-                text += "".join(f"<{key}>{value}</{key}>" for key, value in values.items())
-            text += "</m>"
-        return f"{text}<m>"
-
     def count(text: str) -> int:
         raise AssertionError(f"{len(text)} letters")
 
     calls = (call(json.dumps({"text": mark * 2000})), call("{}"))
     spoken = Spoken(content="x" * 2000, reasoning="y" * 2000, calls=calls)
-    assert reconstruct(render, count, spoken, "clock", 1) is None
+    assert reconstruct(tagged, count, spoken, "clock", 1) is None
 
 
 def test_a_template_that_numbers_calls_is_seen_to_cost_in_the_verbatim_form_what_a_session_pays() -> None:

@@ -209,7 +209,8 @@ class Saves:
         try:
             tokens = whole(self._act(slot, "restore", name, cancel).get("n_restored"))
         except InferenceError as error:
-            self._shelf.forget(name, refused=isinstance(error, Refused) and error.refusal.status == 400)
+            refused = isinstance(error, Refused) and error.refusal.status == 400
+            self._shelf.forget(name, refused)
             raise
         if tokens is None:
             self._tell(f"the server does not tell how much it restored into slot {slot}", "restored")

@@ -100,8 +100,8 @@ class Settler:
         self._thinks = thinks
         self._today = today
         self._found: dict[str, Finding | str] = {}
-        self._slow: dict[str, float] = {}
-        """Until when a template is not tried again, since that took too long."""
+        self._slow = ("", 0.0)
+        """What took too long at last, and until when it is not tried again."""
         self._guard = threading.Lock()
 
     def find(self, baseline: Baseline, props: Any) -> Finding | str:
@@ -129,7 +129,8 @@ class Settler:
         with self._guard:
             if key in self._found:
                 return self._found[key]
-            if time.monotonic() < self._slow.get(key, 0.0):
+            slow, until = self._slow
+            if slow == key and time.monotonic() < until:
                 raise TookLong(self._server.url)
         try:
             found: Finding | str = self._look(baseline, told, today, time.monotonic() + SETTLE_SECONDS)
@@ -137,7 +138,7 @@ class Settler:
             found = str(error)
         except TookLong:
             with self._guard:
-                self._slow = {key: time.monotonic() + SLOW_SECONDS}
+                self._slow = (key, time.monotonic() + SLOW_SECONDS)
             raise
         with self._guard:
             if len(self._found) >= KEPT:

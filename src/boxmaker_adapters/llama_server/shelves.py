@@ -109,7 +109,7 @@ class Seen:
                 self.tell(f"{found.name} cannot be marked as used: {error.strerror}", "mark")
             return found.name
 
-    def forget(self, name: str, *, refused: bool) -> None:
+    def forget(self, name: str, refused: bool) -> None:
         """The server could not take a state: it is not tried again, and removed if the server has `refused`
         it."""
         self._bad.add(name)
@@ -125,11 +125,11 @@ class Unseen:
     _kept: dict[str, str] = field(factory=dict, init=False)
     """The names of states by their keys."""
 
-    def begin(self, key: str, tokens: int) -> str:  # noqa: ARG002 - as `Seen` has it
+    def begin(self, key: str, _tokens: int) -> str:
         """Of two names, so that there are no more; never the one that is good."""
         return next(name for name in map(partial(part_name, key), "01") if name != self._kept.get(key))
 
-    def keep(self, key: str, part: str, written: int | None, tokens: int) -> str:  # noqa: ARG002 - as there
+    def keep(self, key: str, part: str, written: int | None, _tokens: int) -> str:
         if not written:
             raise NotKept("half", f"the server wrote {written} bytes as {part}")
         self._kept[key] = part
@@ -141,7 +141,7 @@ class Unseen:
     def find(self, key: str) -> str | None:
         return self._kept.get(key)
 
-    def forget(self, name: str, *, refused: bool) -> None:  # noqa: ARG002 - as there
+    def forget(self, name: str, _refused: bool) -> None:
         self._kept = {key: kept for key, kept in self._kept.items() if kept != name}
 
 
